@@ -30,13 +30,12 @@ class AlignedBuffer {
   static AlignedBuffer Uninitialized(size_t size) {
     AlignedBuffer b;
     if (size > 0) {
-      b.data_.reset(static_cast<T*>(::operator new(size * sizeof(T), std::align_val_t{kAlignment})));
+      b.data_.reset(static_cast<T*>(::operator new (size * sizeof(T), std::align_val_t{kAlignment})));
       b.size_ = size;
     }
     return b;
   }
-  AlignedBuffer(AlignedBuffer&& other) noexcept
-      : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+  AlignedBuffer(AlignedBuffer&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
     data_ = std::move(other.data_);
     size_ = std::exchange(other.size_, 0);
@@ -65,7 +64,7 @@ class AlignedBuffer {
 
  private:
   struct Free {
-    void operator()(T* p) const { ::operator delete(p, std::align_val_t{kAlignment}); }
+    void operator()(T* p) const { ::operator delete (p, std::align_val_t{kAlignment}); }
   };
   std::unique_ptr<T, Free> data_;
   size_t size_ = 0;

@@ -29,9 +29,7 @@ absl::StatusCode CodeOf(v1::Reason reason) {
   return static_cast<absl::StatusCode>(value->options().GetExtension(v1::status_code));
 }
 
-std::string ReasonName(v1::Reason reason) {
-  return std::string(absl::StripPrefix(v1::Reason_Name(reason), "REASON_"));
-}
+std::string ReasonName(v1::Reason reason) { return std::string(absl::StripPrefix(v1::Reason_Name(reason), "REASON_")); }
 
 Error::operator absl::Status() const {
   absl::Status status(CodeOf(reason_), message_);

@@ -44,7 +44,8 @@ absl::Status ValidateName(absl::string_view field, absl::string_view name) {
   if (ok) return absl::OkStatus();
   constexpr absl::string_view kRule =
       "must be 1 to 64 characters of A-Z a-z 0-9 . _ -, start and end with a letter or digit, and not contain \"..\"";
-  return Error(v1::REASON_INVALID_NAME, absl::StrCat(field, " \"", EscapeForLog(name), "\" ", kRule)).Field(field, kRule);
+  return Error(v1::REASON_INVALID_NAME, absl::StrCat(field, " \"", EscapeForLog(name), "\" ", kRule))
+      .Field(field, kRule);
 }
 
 std::string EscapeForLog(absl::string_view text) {

@@ -11,11 +11,11 @@
 #define BMUF_CONCAT_(a, b) BMUF_CONCAT_INNER_(a, b)
 
 // Returns the status of `expr` from the enclosing function unless it is OK.
-#define RETURN_IF_ERROR(expr)                        \
-  do {                                               \
+#define RETURN_IF_ERROR(expr)                           \
+  do {                                                  \
     if (absl::Status status_ = (expr); !status_.ok()) { \
-      return status_;                                \
-    }                                                \
+      return status_;                                   \
+    }                                                   \
   } while (false)
 
 // Evaluates `expr` (an absl::StatusOr), returns its status on error, else moves its value into `lhs`.

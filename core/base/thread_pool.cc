@@ -38,7 +38,8 @@ void ThreadPool::Run() {
     {
       absl::MutexLock lock(&mu_);
       mu_.Await(absl::Condition(
-          +[](ThreadPool* pool) ABSL_EXCLUSIVE_LOCKS_REQUIRED(pool->mu_) { return pool->stopping_ || !pool->tasks_.empty(); },
+          +[](ThreadPool* pool)
+               ABSL_EXCLUSIVE_LOCKS_REQUIRED(pool->mu_) { return pool->stopping_ || !pool->tasks_.empty(); },
           this));
       if (tasks_.empty()) return;
       task = std::move(tasks_.front());
