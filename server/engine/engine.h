@@ -10,9 +10,9 @@
 //   for (const Effect& effect : engine.Step(clock.Now(), HeartbeatEvent{...})) Perform(effect);
 //   timer.Set(engine.NextDeadline());   // then Step(now, TickEvent{})
 //
-// Time. Leases, deadlines and time-outs are judged by TickEvent alone, never by another event that happens to come late.
-// So after a pause of the process nobody is expired whose heartbeat is already waiting in the caller's queue, provided
-// the caller handles every event that is queued before it handles a tick. That order is the caller's duty.
+// Time. Leases, deadlines and time-outs are judged by TickEvent alone, never by another event that happens to come
+// late. So after a pause of the process nobody is expired whose heartbeat is already waiting in the caller's queue,
+// provided the caller handles every event that is queued before it handles a tick. That order is the caller's duty.
 //
 // Counters (FillStatus puts them into JobStatus.counters, all of them from the start):
 //   workers_joined_total         new incarnations given out
@@ -116,8 +116,8 @@ struct PushProgressEvent {
 struct PushVerifiedEvent {
   RequestId request;
   uint32_t digest = 0;
-  double norm = 0;      // L2 of the decoded delta.
-  double max_abs = 0;   // Largest magnitude of the decoded delta.
+  double norm = 0;     // L2 of the decoded delta.
+  double max_abs = 0;  // Largest magnitude of the decoded delta.
 };
 // An admitted push ended without becoming whole (broken stream, too slow) or its content was refused.
 struct PushFailedEvent {
@@ -218,14 +218,15 @@ struct CancelPush {
   RequestId request;
   absl::Status status;
 };
-// Adds the staged delta of `request` to the round's accumulator: weight * scale * delta. Irrevocable within the attempt.
+// Adds the staged delta of `request` to the round's accumulator: weight * scale * delta. Irrevocable within the
+// attempt.
 struct Fold {
   RequestId request;
   RoundId round;
   uint32_t attempt = 1;
   uint32_t rank = 0;  // Position among the expected workers; decides role FIRST.
   double weight = 1;
-  double scale = 1;   // Below 1 if the norm guard clips.
+  double scale = 1;  // Below 1 if the norm guard clips.
 };
 // Makes the staged payload of `request` version 0.
 struct StoreInitialModel {
@@ -240,7 +241,7 @@ struct BeginAttempt {
 struct Commit {
   // Complete but for model_digest, mean_norm, commit_time and committed_at.
   v1::RoundRecord record;
-  v1::OuterOptimizer outer;       // Resolved rule of this round; variant AVERAGING in warm-up rounds.
+  v1::OuterOptimizer outer;         // Resolved rule of this round; variant AVERAGING in warm-up rounds.
   uint32_t trajectories_total = 0;  // N of the CNTK rules.
 };
 // Something a watcher would want to see changed.
@@ -266,10 +267,10 @@ using Effects = std::vector<Effect>;
 
 // What the barrier is asked; plain values, so that it can be tested as a table.
 struct BarrierInput {
-  uint32_t have = 0;       // Folded.
-  uint32_t folding = 0;    // Irrevocably being folded: a commit waits for them.
-  uint32_t uploading = 0;  // Admitted, bytes coming in.
-  uint32_t expected = 0;   // Still expected, including have, folding and uploading.
+  uint32_t have = 0;                 // Folded.
+  uint32_t folding = 0;              // Irrevocably being folded: a commit waits for them.
+  uint32_t uploading = 0;            // Admitted, bytes coming in.
+  uint32_t expected = 0;             // Still expected, including have, folding and uploading.
   std::vector<std::string> awaited;  // Names of the expected that are not folded, by name.
   absl::Duration elapsed;            // Since collecting started.
   absl::Duration extension;          // Added to the hard deadline so far.
@@ -351,9 +352,11 @@ class Engine {
   // A text of the whole state with every field, for transcripts and state comparison.
   std::string DebugString() const;
 
+  // Defined inside the package only.
+  struct State;
+
  private:
   friend class Invariants;
-  struct State;
   std::unique_ptr<State> state_;
 };
 
