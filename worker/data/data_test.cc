@@ -145,6 +145,18 @@ TEST_F(DatasetTest, ChecksThatBothPartsFit) {
   EXPECT_EQ(LoadImageData(dir_).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
+TEST(PixelsTest, MeanAndDeviationAreThoseOfTheTrainingPixels) {
+  ImageData data;
+  data.train.pixels = {0, 0, 10, 10};
+  data.test.pixels = {255};
+  MeasurePixels(&data);
+  EXPECT_EQ(data.pixel_mean, 5);
+  EXPECT_EQ(data.pixel_deviation, 5);
+  data.train.pixels = {7, 7};
+  MeasurePixels(&data);
+  EXPECT_EQ(data.pixel_deviation, 1);
+}
+
 // How often each sample occurs in what `size` trajectories take in one round.
 void Take(SampleStream& stream, uint64_t& position, int size, uint64_t block, std::vector<int>& seen) {
   for (int rank = 0; rank < size; ++rank) {

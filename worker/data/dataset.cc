@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <filesystem>
 #include <memory>
@@ -141,6 +142,18 @@ absl::StatusOr<Dataset> LoadIdx(const std::string& images_path, const std::strin
   return data;
 }
 
+void MeasurePixels(ImageData* data) {
+  uint64_t sum = 0, squares = 0;  // Exact: 2^32 pixels of 2^16 fit.
+  for (const uint64_t p : data->train.pixels) {
+    sum += p;
+    squares += p * p;
+  }
+  const auto count = static_cast<double>(std::max<size_t>(data->train.pixels.size(), 1));
+  data->pixel_mean = static_cast<double>(sum) / count;
+  const double variance = static_cast<double>(squares) / count - data->pixel_mean * data->pixel_mean;
+  data->pixel_deviation = variance > 0 ? std::sqrt(variance) : 1;
+}
+
 absl::StatusOr<ImageData> LoadImageData(const std::string& directory) {
   ImageData data;
   for (auto [part, prefix] : {std::pair(&data.train, "train"), std::pair(&data.test, "t10k")}) {
@@ -158,6 +171,7 @@ absl::StatusOr<ImageData> LoadImageData(const std::string& directory) {
                                                       directory, data.test.classes, data.train.classes));
   }
   data.test.classes = data.train.classes;
+  MeasurePixels(&data);
   return data;
 }
 

@@ -35,7 +35,13 @@ struct Dataset {
 struct ImageData {
   Dataset train;
   Dataset test;
+  // Of the training pixels, for standardising both parts.
+  double pixel_mean = 0;
+  double pixel_deviation = 1;
 };
+
+// Sets pixel_mean and pixel_deviation from `data->train`; a deviation of 0 (all pixels equal) becomes 1.
+void MeasurePixels(ImageData* data);
 
 // Reads one pair of files, each plain or gzip. Blocks on the disk. Statuses: NOT_FOUND (a file is missing or cannot
 // be opened), DATA_LOSS (truncated, damaged or longer than its header says), INVALID_ARGUMENT (not this format, or
