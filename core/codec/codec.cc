@@ -77,18 +77,25 @@ absl::Status Encode(const Kernels& kernels, v1::Codec codec, absl::Span<const fl
 }
 
 absl::Status Decode(const Kernels& kernels, v1::Codec codec, absl::Span<const uint8_t> bytes, absl::Span<float> out) {
-  if (absl::Status size = CheckSize(bytes.size(), codec, out.size()); !size.ok()) return size;
+  return DecodeRange(kernels, codec, bytes, out.size(), 0, out);
+}
+
+absl::Status DecodeRange(const Kernels& kernels, v1::Codec codec, absl::Span<const uint8_t> bytes, uint64_t elements,
+                         uint64_t begin, absl::Span<float> out) {
+  if (absl::Status size = CheckSize(bytes.size(), codec, elements); !size.ok()) return size;
   if (out.empty()) return absl::OkStatus();
   if (codec == v1::CODEC_FP32) {
-    std::memcpy(out.data(), bytes.data(), bytes.size());
+    std::memcpy(out.data(), bytes.data() + sizeof(float) * begin, sizeof(float) * out.size());
     return absl::OkStatus();
   }
-  const uint8_t* const quantised = bytes.data() + sizeof(float) * Int8Blocks(out.size());
-  for (size_t begin = 0; begin < out.size(); begin += kPiece) {
-    const size_t n = std::min(kPiece, out.size() - begin);
+  const uint8_t* const quantised = bytes.data() + sizeof(float) * Int8Blocks(elements);
+  const uint64_t end = begin + out.size();
+  for (uint64_t at = begin; at < end; at += kPiece) {
+    const size_t n = std::min<uint64_t>(kPiece, end - at);
+    float* const to = out.data() + (at - begin);
     if (codec == v1::CODEC_INT8) {
       float scales[kPiece / kInt8BlockElements];
-      const size_t first = begin / kInt8BlockElements;
+      const uint64_t first = at / kInt8BlockElements;
       std::memcpy(scales, bytes.data() + sizeof(float) * first, sizeof(float) * Int8Blocks(n));
       for (size_t i = 0; i < Int8Blocks(n); ++i) {
         if (std::isfinite(scales[i]) && !std::signbit(scales[i])) continue;
@@ -96,11 +103,11 @@ absl::Status Decode(const Kernels& kernels, v1::Codec codec, absl::Span<const ui
                                                         "; a scale is finite and not negative"))
             .With("index", first + i);
       }
-      kernels.int8_decode(out.data() + begin, scales, reinterpret_cast<const int8_t*>(quantised + begin), n);
+      kernels.int8_decode(to, scales, reinterpret_cast<const int8_t*>(quantised + at), n);
     } else {
       uint16_t halves[kPiece];
-      std::memcpy(halves, bytes.data() + 2 * begin, 2 * n);
-      (codec == v1::CODEC_BF16 ? kernels.bf16_decode : kernels.fp16_decode)(out.data() + begin, halves, n);
+      std::memcpy(halves, bytes.data() + 2 * at, 2 * n);
+      (codec == v1::CODEC_BF16 ? kernels.bf16_decode : kernels.fp16_decode)(to, halves, n);
     }
   }
   return absl::OkStatus();

@@ -33,6 +33,11 @@ absl::Status Encode(const Kernels& kernels, v1::Codec codec, absl::Span<const fl
 // or infinite (metadata `index`: its block), SIZE_MISMATCH; `out` is then unspecified.
 absl::Status Decode(const Kernels& kernels, v1::Codec codec, absl::Span<const uint8_t> bytes, absl::Span<float> out);
 
+// The same for the elements [begin, begin + out.size()) of a section of `elements` numbers. Requires that `begin` is a
+// multiple of kInt8BlockElements and the range lies inside.
+absl::Status DecodeRange(const Kernels& kernels, v1::Codec codec, absl::Span<const uint8_t> bytes, uint64_t elements,
+                         uint64_t begin, absl::Span<float> out);
+
 // What a lossy codec left out of the deltas sent so far, added to the next one (Seide et al. 2014).
 //
 // Usage per block: Apply(delta); Encode(delta); ... pushed and committed: Commit(). Refused for good: Drop() keeps the
