@@ -56,13 +56,13 @@ BarrierDecision DecideBarrier(const BarrierInput& input, const v1::BarrierPolicy
   const absl::Duration collect =
       policy.has_collect_timeout() ? ToDuration(policy.collect_timeout()) : absl::Minutes(10);
   const absl::Duration hard = collect + input.extension;
-  const absl::Duration grace = ToDuration(policy.grace());
   absl::Duration soft = ToDuration(policy.soft_timeout());
   if (soft <= absl::ZeroDuration()) soft = absl::InfiniteDuration();
   if (input.adaptive_soft.has_value()) soft = std::min(soft, *input.adaptive_soft);
+  const absl::Duration grace_end = std::min(soft + ToDuration(policy.grace()), hard);
   const bool may_extend = policy.on_timeout() == v1::ON_TIMEOUT_EXTEND &&
                           (policy.max_extensions() == 0 || input.extensions < policy.max_extensions());
-  const std::string count = absl::StrCat(input.have, " of ", input.expected);
+  const std::string have = absl::StrCat("have ", input.have, " of ", input.expected, " (need ", need, ")");
 
   // Once folding began it cannot be undone, so that a commit or a restart waits for it.
   if (input.folding == 0) {
@@ -70,13 +70,12 @@ BarrierDecision DecideBarrier(const BarrierInput& input, const v1::BarrierPolicy
       return Close(Kind::kCommit,
                    input.have == 1 ? "the only one expected is in" : absl::StrCat("all ", input.have, " are in"));
     }
-    const bool in_grace = input.uploading > 0 && input.elapsed < soft + grace;
+    const bool in_grace = input.uploading > 0 && input.elapsed < grace_end;
     if (quorum && input.elapsed >= soft && !in_grace) {
-      return Close(Kind::kCommit,
-                   absl::StrCat("soft deadline of ", ForPeople(soft), ": ", count, " are in, ", need, " are a quorum"));
+      return Close(Kind::kCommit, absl::StrCat("soft deadline of ", ForPeople(soft), ": ", have));
     }
     if (input.elapsed >= hard) {
-      const std::string at = absl::StrCat("hard deadline of ", ForPeople(hard), ": ", count, " are in");
+      const std::string at = absl::StrCat("hard deadline of ", ForPeople(hard), ": ", have);
       if (may_extend) {
         return Close(
             Kind::kExtend,
@@ -87,17 +86,16 @@ BarrierDecision DecideBarrier(const BarrierInput& input, const v1::BarrierPolicy
       if (policy.on_timeout() == v1::ON_TIMEOUT_FAIL_ROUND) {
         return Close(Kind::kFailAttempt, absl::StrCat(at, ", and the job asks for all of them"));
       }
-      if (quorum) return Close(Kind::kCommit, absl::StrCat(at, ", ", need, " are a quorum"));
-      return Close(Kind::kFailAttempt, absl::StrCat(at, ", ", need, " are needed"));
+      return Close(quorum ? Kind::kCommit : Kind::kFailAttempt, at);
     }
   }
 
   Next next;
   if (input.elapsed < soft && soft < hard) {
     next = {soft, "soft deadline",
-            quorum ? "commits with the quorum" : absl::StrCat("commits as soon as ", need, " are in")};
-  } else if (quorum && input.uploading > 0 && input.elapsed < soft + grace && soft + grace < hard) {
-    next = {soft + grace, "grace for uploads", "commits with the quorum"};
+            quorum ? "commits with the quorum" : absl::StrCat("commits as soon as it has ", need)};
+  } else if (quorum && input.uploading > 0 && input.elapsed < grace_end) {
+    next = {grace_end, "grace for uploads", "commits with the quorum"};
   } else if (input.elapsed < hard) {
     next = {hard, "hard deadline",
             may_extend ? absl::StrCat("waits another ", ForPeople(collect))
@@ -105,7 +103,7 @@ BarrierDecision DecideBarrier(const BarrierInput& input, const v1::BarrierPolicy
                                                                           : "commits with the quorum"};
   }
 
-  std::string what = absl::StrCat("have ", count, " (need ", need, ")");
+  std::string what = have;
   if (input.folding > 0) absl::StrAppend(&what, ", adding ", input.folding);
   if (!input.awaited.empty()) {
     absl::StrAppend(&what, ", waiting for ", NameList(input.awaited));

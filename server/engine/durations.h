@@ -22,6 +22,7 @@ inline void SetDuration(absl::Duration d, google::protobuf::Duration* out) {
 
 // Rounded up to whole seconds, below a second to milliseconds: "1m30s", "250ms".
 inline std::string ForPeople(absl::Duration d) {
+  if (d == absl::ZeroDuration()) return "0s";
   return absl::FormatDuration(absl::Ceil(d, d < absl::Seconds(1) ? absl::Milliseconds(1) : absl::Seconds(1)));
 }
 

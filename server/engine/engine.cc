@@ -36,23 +36,22 @@ Effects Stepper::Finish() {
 
 void Stepper::AnnounceReason() {
   Situation situation = s_.SituationAt(now_);
-  if (situation.gist == s_.announced_gist || now_ - s_.announced_at < kReasonPeriod) return;
+  const bool overdue = s_.WatchdogRuns() && now_ - s_.watchdog_from >= kWatchdogPeriod;
+  const bool news = situation.gist != s_.announced_gist && now_ - s_.announced_at >= kReasonPeriod;
+  if (!news && !overdue) return;
+  if (situation.gist != s_.announced_gist) Changed();
   s_.announced_gist = std::move(situation.gist);
   s_.announced_at = now_;
-  Say(situation.reason);
-  Changed();
+  if (overdue) s_.watchdog_from = now_;
+  Say(overdue ? absl::StrCat(situation.reason, " (open for ", ForPeople(now_ - s_.opened), ")") : situation.reason);
 }
 
 void Stepper::On(const TickEvent&) {
   s_.ticked = std::max(s_.ticked, now_);
   ExpireLeases();
   Settle();
-  if (!s_.WatchdogRuns()) {
-    s_.watchdog_from = now_;
-  } else if (now_ - s_.watchdog_from >= kWatchdogPeriod) {
-    s_.watchdog_from = now_;
-    Say(absl::StrCat(s_.SituationAt(now_).reason, " (open for ", ForPeople(now_ - s_.opened), ")"));
-  }
+  // What nobody waits for is not overdue.
+  if (!s_.WatchdogRuns()) s_.watchdog_from = now_;
 }
 
 void Stepper::On(const UpdateConfigEvent& e) {

@@ -65,10 +65,17 @@ v1::PushDeltaResponse Stepper::PushAnswer(v1::PushOutcome outcome, RoundId round
   return answer;
 }
 
+OpenPush Stepper::TakePush(Worker& worker) {
+  OpenPush push = *std::move(worker.push);
+  worker.push.reset();
+  // Whoever waited for us was not silent.
+  if (push.whole() && worker.active()) worker.last_seen = now_;
+  return push;
+}
+
 void Stepper::CancelUpload(Worker& worker, const absl::Status& why) {
   if (!worker.push.has_value()) return;
-  Emit(CancelPush{worker.push->request, why});
-  worker.push.reset();
+  Emit(CancelPush{TakePush(worker).request, why});
   Count(Counter::kPushCancelled);
   Changed();
 }
@@ -86,6 +93,8 @@ absl::Status Stepper::StaleRound(const Entry& entry, const std::string& what) co
              entry.second.seat != Seat::kExcused) {
     round = round.Next();
     then = absl::StrCat("you count from round ", round.value());
+  } else if (s_.phase == Phase::kGathering) {
+    then = absl::StrCat("pull version ", version.value(), " and watch round ", round.value(), " for its start");
   } else {
     then = absl::StrCat("pull version ", version.value(), ", train from it, push to round ", round.value());
   }
@@ -272,8 +281,7 @@ void Stepper::On(const PushVerifiedEvent& e) {
   Entry* entry = FindPush(e.request);
   if (entry == nullptr) return;
   auto& [name, worker] = *entry;
-  const OpenPush push = *std::move(worker.push);
-  worker.push.reset();
+  const OpenPush push = TakePush(worker);
   if (worker.active()) worker.last_seen = now_;
   Changed();
   if (push.kind == v1::PAYLOAD_KIND_INITIAL_MODEL) {
@@ -314,7 +322,7 @@ void Stepper::On(const PushFailedEvent& e) {
   Entry* entry = FindPush(e.request);
   if (entry == nullptr) return;
   auto& [name, worker] = *entry;
-  worker.push.reset();
+  TakePush(worker);
   Changed();
   if (e.content_fault) return RejectDelta(*entry, e.request, e.status);
   Count(Counter::kPushBroken);

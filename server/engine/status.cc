@@ -192,11 +192,18 @@ Situation Engine::State::SituationAt(MonotonicTime now) const {
   } else {
     const absl::Duration elapsed = std::max(now - collect_from, absl::ZeroDuration());
     BarrierDecision decision = DecideBarrier(BarrierInputAt(elapsed), config.barrier());
-    if (decision.next_deadline != absl::InfiniteDuration()) s.time_left = decision.next_deadline - elapsed;
+    if (decision.kind != BarrierDecision::Kind::kWait) {
+      // A deadline is over but no tick has judged it: still the situation before.
+      decision = DecideBarrier(BarrierInputAt(JudgedElapsed()), config.barrier());
+    }
+    if (decision.next_deadline != absl::InfiniteDuration()) {
+      s.time_left = std::max(decision.next_deadline - elapsed, absl::ZeroDuration());
+    }
     s.reason = std::move(decision.reason);
     s.gist = std::move(decision.gist);
   }
   if (s.gist.empty()) s.gist = s.reason;
+  if (phase == Phase::kEnded) return s;
   const std::string prefix =
       absl::StrCat("round ", round.value(), attempt > 1 ? absl::StrCat(" attempt ", attempt) : "", ": ");
   s.reason = prefix + s.reason;

@@ -71,6 +71,7 @@ class Stepper {
   // The scale that the norm guard asks for, or its refusal.
   absl::StatusOr<double> GuardNorm(const PushVerifiedEvent& e) const;
   void RejectDelta(Entry& entry, RequestId request, const absl::Status& why);
+  OpenPush TakePush(Worker& worker);
   void CancelUpload(Worker& worker, const absl::Status& why);
   Entry* FindPush(RequestId request);
   Entry* FindDelta(RequestId request);
@@ -92,6 +93,7 @@ class Stepper {
   void End(v1::JobState state, const std::string& reason);
 
   // ---- engine.cc
+  // Says what is waited for when that changed or was not said for long.
   void AnnounceReason();
   void Say(const std::string& text, const std::string& worker = "") {
     Emit(Announce{Announce::Level::kInfo, text, worker});
