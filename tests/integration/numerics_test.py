@@ -210,7 +210,7 @@ def test_case_62_bf16_in_fp32_kept_bf16_out(daemon):
             assert kept.dtype == np.float32
             np.testing.assert_allclose(broadcast, kept, rtol=2.0**-8, atol=0)
         # 20 steps of 1e-3 on numbers near 1, where bf16 steps by 4e-3 to 8e-3.
-        np.testing.assert_allclose(worker.values(20, pb.MODEL_KIND_MODEL), model, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(worker.values(20, pb.MODEL_KIND_MODEL), model, rtol=3e-6, atol=1e-6)
 
 
 def test_case_62_a_bf16_tensor_travels_as_f32_numbers(daemon):
@@ -289,25 +289,20 @@ def test_roles_beside_the_parameters(daemon):
 
 
 def test_memory_does_not_grow_with_the_number_of_workers(tmp_path):
-    """The accumulator is one buffer: twelve workers take no more memory than two."""
-    elements = 8 << 20
+    """The accumulator is one buffer: the third to the twelfth delta of a round add no memory."""
+    elements, workers = 4 << 20, 12
     model_kib = elements * 4 // 1024
     with Daemon(tmp_path) as daemon:
-        peaks = {}
-        for workers in (2, 12):
-            job = "memory-%d" % workers
-            daemon.create_job(job, min_workers=workers, lease=60.0, max_inflight_pushes=1)
-            members = [Worker(daemon.address, job, "w%d" % i, dim=elements) for i in range(workers)]
-            payload = bytes(elements * 4)
-            digest = members[0].started(1).base_digest
-            before = daemon.rss_kib()
-            peak = before
-            for member in members:
-                member.send(member.header(1, len(payload), digest), payload)
-                peak = max(peak, daemon.rss_kib())
-            members[0].committed(1, 60)
-            peaks[workers] = peak - before
-            for member in members:
-                member.leave()
-                member.close()
-        assert peaks[12] - peaks[2] < model_kib, peaks
+        daemon.create_job("memory", min_workers=workers, lease=60.0, max_inflight_pushes=1)
+        members = [Worker(daemon.address, "memory", "w%02d" % i, dim=elements) for i in range(workers)]
+        payload = bytes(elements * 4)
+        digest = members[0].started(1).base_digest
+        sizes_kib = []
+        for member in members[:-1]:
+            member.send(member.header(1, len(payload), digest), payload)
+            sizes_kib.append(daemon.rss_kib())
+        assert max(sizes_kib[2:]) - max(sizes_kib[:2]) < model_kib / 2, sizes_kib
+        members[-1].send(members[-1].header(1, len(payload), digest), payload)
+        members[0].committed(1, 60)
+        for member in members:
+            member.close()

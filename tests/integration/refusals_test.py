@@ -78,11 +78,13 @@ def daemon(tmp_path_factory):
 class Scene:
     """A job with one open round, a worker that misbehaves and one that does not.
 
-    At the end of the `with` block nothing of the misbehaviour may have been counted, and both complete the round.
+    At the end of the `with` block nothing of the misbehaviour may have been counted, and both complete the round; a
+    test that ended the round itself sets `over`.
     """
 
     def __init__(self, daemon, dim=4, **more):
         self.daemon = daemon
+        self.over = False
         self.job = "scene-" + uuid.uuid4().hex[:12]
         settings = dict(min_workers=2, expected_workers=2, lease=30.0, collect_timeout=600.0,
                         variant=types.VARIANT_AVERAGING)
@@ -110,7 +112,7 @@ class Scene:
         return self
 
     def __exit__(self, kind, value, traceback):
-        if kind is None:
+        if kind is None and not self.over:
             status = self.daemon.status(self.job)
             assert status.model_digest == self.before and status.version == 0
             assert status.round.have == 0
@@ -152,8 +154,10 @@ def test_messages_out_of_order(daemon):
             [part(header=header), part(chunk=data), part(header=header)],
         ):
             refused("BAD_CHUNK", scene.stream, *messages)
-        # Cut short: an early end, or a half-close without an end.
-        refused("BAD_CHUNK", scene.stream, part(header=header), part(chunk=chunk(0, scene.payload[:8])), part(end=end))
+        # Cut short: an early end is a gap, a half-close without an end is out of order.
+        early = refused("OFFSET_MISMATCH", scene.stream, part(header=header), part(chunk=chunk(0, scene.payload[:8])),
+                        part(end=end))
+        assert early.metadata["offset"] == "8"
         refused("BAD_CHUNK", scene.stream, part(header=header), part(chunk=chunk(0, scene.payload[:8])))
         refused("BAD_CHUNK", scene.stream, part(header=header))
         refused("BAD_CHUNK", scene.stream)
@@ -212,11 +216,17 @@ def test_wrong_checksums(daemon):
                 part(end=scene.chunks.digest ^ 0x80000000))
 
 
+def random_payload(seed, count):
+    """Numbers that the exact accumulator's grid holds, so that a mean of equal deltas has their bits."""
+    values = np.random.default_rng(seed).standard_normal(count)
+    return (np.round(values * 2.0**20) / 2.0**20).astype("<f4").tobytes()
+
+
 def test_one_bit_flipped_by_the_network(daemon):
     """A middlebox flips one bit of the payload. The push is refused as DATA_LOSS, the same push again is accepted,
     and the model is that of the true bytes."""
     with Scene(daemon, dim=300_000) as scene, Proxy(daemon.address) as proxy:
-        scene.payload = np.random.default_rng(5).standard_normal(300_000).astype("<f4").tobytes()
+        scene.payload = random_payload(5, 300_000)
         channel = grpc.insecure_channel(proxy.address)
         stub = harness.pb_grpc.CoordinatorServiceStub(channel)
         chunks = Chunks(scene.payload)
@@ -232,8 +242,7 @@ def test_a_push_goes_on_where_the_connection_broke(daemon):
     once."""
     dim = 2_000_000
     with Scene(daemon, dim=dim) as scene, Proxy(daemon.address) as proxy:
-        rng = np.random.default_rng(9)
-        scene.payload = rng.standard_normal(dim).astype("<f4").tobytes()
+        scene.payload = random_payload(9, dim)
         chunks = Chunks(scene.payload)
         channel = grpc.insecure_channel(proxy.address)
         stub = harness.pb_grpc.CoordinatorServiceStub(channel)
@@ -267,14 +276,7 @@ def test_a_push_goes_on_where_the_connection_broke(daemon):
         scene.good.push(1, scene.payload, base_digest=scene.digest)
         assert scene.good.committed(1).contributors == ["bad", "good"]
         assert scene.good.pull(1)[1] == scene.payload
-        # The scene's own check is for rounds without a push; this round is over.
-        scene.__class__ = _Ended
-
-
-class _Ended(Scene):
-    def __exit__(self, *unused):
-        self.bad.close()
-        self.good.close()
+        scene.over = True
 
 
 def test_codecs_that_are_not_allowed(daemon):
@@ -334,7 +336,7 @@ def test_two_exact_ranges_together(daemon):
         # Nobody else is awaited any more: the round closes with what is sound.
         assert scene.good.committed(1).contributors == ["good"]
         assert list(scene.good.values(1)) == [0, 100_000, 0, 0]
-        scene.__class__ = _Ended
+        scene.over = True
 
 
 def test_rounds_and_bases_that_do_not_fit(daemon):
@@ -359,7 +361,7 @@ def test_other_bytes_for_the_same_round(daemon):
         scene.good.push(1, scene.payload, base_digest=scene.digest)
         assert scene.good.committed(1).contributors == ["bad", "good"]
         assert scene.good.pull(1)[1] == scene.payload
-        scene.__class__ = _Ended
+        scene.over = True
 
 
 def test_more_pushes_than_staging_slots(daemon):
@@ -401,7 +403,7 @@ def test_transfers_end_with_their_worker_or_round(daemon):
             ending(scene)
             refused(reason, held.answer, 10)
             held.half_close()
-            scene.__class__ = _Ended
+            scene.over = True
 
 
 # ------------------------------------------------------------------------------------------------- sessions and jobs
@@ -476,9 +478,9 @@ def test_two_workers_with_one_name(daemon):
         if "bad" in [a.worker for a in daemon.status(scene.job).round.awaited]:
             newer.push(1, scene.payload, base_digest=scene.digest)
         committed = scene.good.committed(1)
-        assert committed.contributors in (["bad", "good"], ["good"])
+        assert sorted(committed.contributors) in (["bad", "good"], ["good"])
         assert scene.good.pull(1)[1] == scene.payload
-        scene.__class__ = _Ended
+        scene.over = True
 
 
 def test_processes_that_keep_replacing_each_other(daemon):
@@ -512,7 +514,7 @@ def test_evicted_worker_is_refused_until_readmitted(daemon):
         daemon.admin.ReadmitWorker(admin_pb.ReadmitWorkerRequest(job=scene.job, worker="bad"))
         back = Worker(daemon.address, scene.job, "bad", dim=4)
         back.close()
-        scene.__class__ = _Ended
+        scene.over = True
 
 
 def test_names_are_checked(daemon):
@@ -751,7 +753,7 @@ def test_a_model_above_the_memory(tmp_path):
     """A job that could not fit in the memory the daemon may use is refused before a byte is sent."""
     with Daemon(tmp_path, {"memory_limit_bytes": 64 << 20}) as daemon:
         daemon.create_job("memory", min_workers=1, lease=30.0)
-        refusal = refused("MODEL_TOO_LARGE", Worker, daemon.address, "memory", "w", dim=1 << 30)
+        refusal = refused("MODEL_TOO_LARGE", Worker, daemon.address, "memory", "w", dim=1 << 30, upload=False)
         assert int(refusal.metadata["required_bytes"]) > int(refusal.metadata["limit_bytes"])
         Worker(daemon.address, "memory", "w", dim=1000).close()
 

@@ -63,6 +63,8 @@ def test_transfers_without_progress_are_ended(tmp_path):
             # Both are welcome to try again.
             assert np.frombuffer(reader.pull(0)[1], "<f4").size == elements
             assert daemon.status("large").model_digest == digest
+            # A round that is open for long says in the log what it waits for, every 30 s.
+            eventually(lambda: any("large" in line and "open for" in line for line in daemon.log().splitlines()), 30)
 
 
 def test_case_16_a_reader_that_stops_is_named(tmp_path):
