@@ -806,8 +806,11 @@ class Proxy:
                 threading.Thread(target=self._pump, args=(pair, source, sink, upward), daemon=True).start()
 
     def _pump(self, pair, source, sink, upward):
-        source.settimeout(0.1)
         carry = b""
+        try:
+            source.settimeout(0.1)
+        except OSError:
+            return  # Cut before this direction began.
         while not pair.closed:
             try:
                 data = source.recv(1 << 16)
