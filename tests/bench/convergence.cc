@@ -285,6 +285,7 @@ constexpr char kRow[] = "%-12s %-10s %5s %6s %5s %6s %7s %13s %9s %8s %8s\n";
 void PrintHeader() {
   std::printf(kRow, "trajectories", "rule", "zeta", "eta", "H", "reset", "rounds", "samples/traj.", "accuracy",
               "gap/pp", "seconds");
+  std::fflush(stdout);
 }
 
 void PrintRow(const Run& run, double reference) {
