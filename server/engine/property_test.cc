@@ -111,8 +111,12 @@ class Auditor {
   }
 
   // Pushes without an end.
-  size_t Unanswered() const {
-    return std::count_if(pushes_.begin(), pushes_.end(), [](const auto& p) { return p.second.stage != Stage::kEnded; });
+  std::vector<uint64_t> Unanswered() const {
+    std::vector<uint64_t> found;
+    for (const auto& [request, push] : pushes_) {
+      if (push.stage != Stage::kEnded) found.push_back(request.value());
+    }
+    return found;
   }
 
  private:
@@ -471,7 +475,9 @@ class World {
     for (const RequestId request : std::vector<RequestId>(uploading_)) {
       Step(PushFailedEvent{request, Error(v1::REASON_TOO_SLOW, "stalled"), false});
     }
-    if (auditor_.Unanswered() > (storing_.has_value() ? 1 : 0)) Fail("every push is answered");
+    for (uint64_t request : auditor_.Unanswered()) {
+      if (RequestId(request) != storing_) Fail(absl::StrCat("push #", request, " is never answered"));
+    }
     if (!storing_.has_value() && !engine_.Idle()) Fail("when nothing is open the engine is idle");
   }
 
@@ -496,8 +502,8 @@ class World {
   uint64_t commits_ = 0;
 };
 
-constexpr int kHistories = 2000;
-constexpr int kEvents = 300;
+constexpr int kHistories = 1000;
+constexpr int kEvents = 200;
 
 TEST(EnginePropertyTest, NoHistoryBreaksAnInvariant) {
   uint64_t commits = 0;
@@ -507,11 +513,11 @@ TEST(EnginePropertyTest, NoHistoryBreaksAnInvariant) {
     ASSERT_EQ(fault, "") << "seed " << seed << "\n" << world.engine().DebugString();
     commits += world.commits();
   }
-  EXPECT_GT(commits, 4 * kHistories) << "the histories get nowhere, so that they test little";
+  EXPECT_GT(commits, uint64_t{3} * kHistories) << "the histories get nowhere, so that they test little";
 }
 
 TEST(EnginePropertyTest, TheSameEventsGiveTheSameEffectsAndState) {
-  for (int seed = 1; seed <= kHistories / 20; ++seed) {
+  for (int seed = 1; seed <= kHistories / 50; ++seed) {
     World world(seed);
     world.Run(kEvents);
     Engine again("job", Epoch(1), world.config(), MonotonicTime());
@@ -527,7 +533,7 @@ TEST(EnginePropertyTest, TheSameEventsGiveTheSameEffectsAndState) {
 // A second stream of a push replaces the first, by design; every other message is delivered twice, and every push that
 // is in is sent once more.
 TEST(EnginePropertyTest, HandlingAMessageTwiceIsHandlingItOnce) {
-  for (int seed = 1; seed <= kHistories / 20; ++seed) {
+  for (int seed = 1; seed <= kHistories / 50; ++seed) {
     World world(seed);
     world.Run(kEvents);
     Engine once("job", Epoch(1), world.config(), MonotonicTime());
@@ -537,7 +543,7 @@ TEST(EnginePropertyTest, HandlingAMessageTwiceIsHandlingItOnce) {
       once.Step(logged.at, logged.event);
       twice.Step(logged.at, logged.event);
       if (!std::holds_alternative<PushOpenedEvent>(logged.event)) twice.Step(logged.at, logged.event);
-      if (++count % 20 == 0) {
+      if (++count % 50 == 0) {
         ASSERT_EQ(twice.DebugString(), once.DebugString()) << "seed " << seed << " event " << count;
       }
     }

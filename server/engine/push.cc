@@ -285,6 +285,14 @@ void Stepper::On(const PushVerifiedEvent& e) {
   if (worker.active()) worker.last_seen = now_;
   Changed();
   if (push.kind == v1::PAYLOAD_KIND_INITIAL_MODEL) {
+    if (s_.storing.has_value()) {
+      // The initialiser before it left when its bytes were all here, and was verified first.
+      Count(Counter::kPushRefused);
+      Emit(ReplyPush{e.request,
+                     Error(v1::REASON_NOT_INITIALIZER, absl::StrCat("the model of worker ", s_.storing->worker,
+                                                                    " is being stored; watch round 0, then pull"))});
+      return;
+    }
     s_.storing = InitialModel{e.request, name, worker.incarnation, e.digest};
     Emit(StoreInitialModel{e.request});
     return;

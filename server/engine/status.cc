@@ -169,7 +169,7 @@ Situation Engine::State::SituationAt(MonotonicTime now) const {
     if (storing.has_value()) {
       s.reason = absl::StrCat("storing the initial model from ", storing->worker);
     } else if (initializer.empty()) {
-      s.reason = "waiting for a worker to join";
+      s.reason = draining ? "draining: no worker may join" : "waiting for a worker to join";
     } else {
       timed(absl::StrCat("waiting for ", initializer, " to send the initial model"),
             elected_at + ToDuration(config.initial_model_timeout()) - now, "asks the next worker");
