@@ -121,15 +121,21 @@ void ErrorFeedback::Apply(const Kernels& kernels, absl::Span<float> delta) {
 void ErrorFeedback::Note(const Kernels& kernels, absl::Span<const float> delta, absl::Span<const float> sent) {
   if (noted_.size() != delta.size()) noted_ = AlignedBuffer<float>::Uninitialized(delta.size());
   kernels.subtract(noted_.data(), delta.data(), sent.data(), delta.size());
+  has_note_ = true;
 }
 
-void ErrorFeedback::Commit() { std::swap(residual_, noted_); }
+void ErrorFeedback::Commit() {
+  if (!has_note_) return;
+  std::swap(residual_, noted_);  // The old residual's memory takes the next note.
+  has_note_ = false;
+}
 
-void ErrorFeedback::Drop() { noted_ = AlignedBuffer<float>(); }
+void ErrorFeedback::Drop() { has_note_ = false; }
 
 void ErrorFeedback::Reset() {
   residual_ = AlignedBuffer<float>();
   noted_ = AlignedBuffer<float>();
+  has_note_ = false;
 }
 
 }  // namespace bmuf
