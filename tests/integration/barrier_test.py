@@ -328,3 +328,25 @@ def test_watchers_of_a_finished_round_are_answered_at_once(daemon):
         with Worker(daemon.address, "over", "b", dim=1) as b:
             committed = b.committed(1, 3)
             assert committed.version == 1 and committed.newest_version == 3 and committed.next_round == 4
+
+
+def test_a_late_joiner_is_told_what_an_old_worker_is_told(daemon):
+    """Round, version, rules, momentum, samples: one answer for all. And what the joiner pulls is the global model,
+    whatever it was started with."""
+    daemon.create_job("late-join", min_workers=2, lease=20.0, labels={"data": "shard-set-3"}, seed=7)
+    with Worker(daemon.address, "late-join", "a", init=[1, 1]) as a, \
+            Worker(daemon.address, "late-join", "b", init=[9, 9]) as b:
+        assert list(b.values(0)) == [1, 1]
+        digest = a.started(1).base_digest
+        for worker in (a, b):
+            worker.push(1, [2, 2], base_digest=digest, samples=100)
+        a.committed(1)
+        with Worker(daemon.address, "late-join", "c", init=[5, 5]) as c:
+            old, new = a.join(), c.joined
+            for answer in (old, new):
+                answer.ClearField("session")
+            assert old == new
+            assert (new.round, new.version, new.total_samples) == (2, 1, 200)
+            assert new.resolved_block_momentum == 0.5
+            assert new.config.labels["data"] == "shard-set-3" and new.config.seed == 7
+            assert new.model_digest == c.pull()[0].model_digest

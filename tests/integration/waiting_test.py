@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import signal
 import subprocess
 import threading
 import time
@@ -287,3 +288,24 @@ def test_case_22_a_worker_that_was_silent_too_long_comes_back(daemon):
         assert daemon.worker_status("case-22-back", "w").state == daemon.worker_status("case-22-back", "w").STATE_ACTIVE
         worker.push(round_number, [1])
         assert worker.committed(round_number).contributors == ["w"]
+
+
+def test_a_paused_process_expires_nobody_when_it_wakes(tmp_path):
+    """The whole daemon stands still for three leases (a suspended machine). The heartbeats that came meanwhile are read
+    before anybody is declared dead."""
+    with Daemon(tmp_path) as daemon:
+        daemon.create_job("paused", min_workers=2, lease=1.0, collect_timeout=600.0)
+        with Worker(daemon.address, "paused", "a", dim=1) as a, Worker(daemon.address, "paused", "b", dim=1) as b:
+            digest = a.started(1).base_digest
+            answered = len(a.heartbeat_answers), len(b.heartbeat_answers)
+            daemon.signal(signal.SIGSTOP)
+            began = time.monotonic()
+            eventually(lambda: time.monotonic() - began > 3.0, 10)
+            daemon.signal(signal.SIGCONT)
+            eventually(lambda: len(a.heartbeat_answers) > answered[0] + 1 and
+                       len(b.heartbeat_answers) > answered[1] + 1, 10)
+            assert daemon.counters("paused")["workers_expired_total"] == 0
+            assert daemon.status("paused").round.attempt == 1
+            for worker in (a, b):
+                worker.push(1, [1], base_digest=digest)
+            assert a.committed(1).contributors == ["a", "b"]
