@@ -1,5 +1,9 @@
-// The command line and what a person sees.
+// The command line, what a person sees, and the loop carried out on a fake coordinator and fake trainers.
+#include "worker/worker.h"
+
+#include <cmath>
 #include <cstdio>
+#include <functional>
 #include <vector>
 
 #include "gmock/gmock.h"
@@ -7,10 +11,12 @@
 #include "worker/exit_codes.h"
 #include "worker/options.h"
 #include "worker/report.h"
+#include "worker/trainer/fake_trainer.h"
 
 namespace bmuf::worker {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::SizeIs;
@@ -148,6 +154,165 @@ TEST_F(ReportOutputTest, ATerminalGetsOneBarAndLinesBelowIt) {
   EXPECT_THAT(output, HasSubstr("\r\x1b[2K[===="));
   EXPECT_THAT(output, HasSubstr("\r\x1b[2Kfinal accuracy 0.9\n"));
   EXPECT_THAT(output, Not(HasSubstr("samples/s\n")));
+}
+
+// A coordinator with one worker: the new version is what the worker pushed. Remembers the calls.
+class FakeLink : public Link {
+ public:
+  Event Join() override {
+    Note("join");
+    if (on_join) return on_join();
+    return Joined{has_model ? version + 1 : 0, !has_model, warmup_steps, max_rounds, true};
+  }
+  Event UploadInitial(const ModelState& m) override {
+    Note("upload");
+    model = m.Clone();
+    has_model = true;
+    return InitialUploaded{};
+  }
+  Event AwaitRound(uint64_t round) override {
+    Note(absl::StrCat("await ", round));
+    if (interrupted) return StopRequested{};
+    if (round == 0) return Committed{0, 1, true, false};
+    return RoundStarted{round, round - 1, 3, 8, 2, 100 * round};
+  }
+  Event Pull(std::optional<uint64_t>, ModelState* out) override {
+    Note("pull");
+    *out = model.Clone();
+    return Pulled{version};
+  }
+  Event Push(uint64_t round, const ModelState& base, const ModelState& local, const v1::BlockFacts& f) override {
+    Note(absl::StrCat("push ", round));
+    EXPECT_EQ(base.bmuf[0], model.bmuf[0]);
+    pushed = local.Clone();
+    facts.push_back(f);
+    if (on_push) on_push();
+    return PushAccepted{};
+  }
+  Event AwaitCommit(uint64_t round) override {
+    Note(absl::StrCat("commit ", round));
+    if (interrupted) return StopRequested{};
+    model = pushed.Clone();
+    version = round;
+    return Committed{round, round + 1, true, round == max_rounds};
+  }
+  Event Leave(const std::string& reason) override {
+    Note(absl::StrCat("leave: ", reason));
+    return Left{};
+  }
+  void Interrupt() override { interrupted = true; }
+
+  void Note(const std::string& call) { calls.push_back(call); }
+
+  bool has_model = false;
+  uint32_t warmup_steps = 0;
+  uint64_t max_rounds = 2, version = 0;
+  std::function<Event()> on_join;
+  std::function<void()> on_push;
+  bool interrupted = false;
+  ModelState model, pushed;
+  std::vector<v1::BlockFacts> facts;
+  std::vector<std::string> calls;
+};
+
+class WorkerTest : public ::testing::Test {
+ protected:
+  WorkerTest() {
+    std::vector<std::unique_ptr<Trainer>> trainers;
+    for (FakeTrainer*& f : fakes_) {
+      trainers.push_back(std::make_unique<FakeTrainer>());
+      f = static_cast<FakeTrainer*>(trainers.back().get());
+    }
+    trajectories_ = std::make_unique<Trajectories>(std::move(trainers), NewCpuNodeReducer(), 1, 1000);
+    Worker::Options options;
+    options.batch_size = 4;
+    options.loop.eval_every = 1;
+    worker_ = std::make_unique<Worker>(options, *trajectories_, link_, clock_, report_);
+  }
+  FakeTrainer* fakes_[2];
+  std::unique_ptr<Trajectories> trajectories_;
+  FakeLink link_;
+  ManualClock clock_;
+  Report report_{stderr, false};
+  std::unique_ptr<Worker> worker_;
+};
+
+TEST_F(WorkerTest, BringsTheInitialModelTrainsToTheEndAndEvaluates) {
+  const auto finish = worker_->Run();
+  ASSERT_TRUE(finish.ok()) << finish.status();
+  EXPECT_EQ(finish->outcome, Finish::Outcome::kDone);
+  EXPECT_THAT(link_.calls, ElementsAre("join", "upload", "await 0", "await 1", "push 1", "commit 1", "pull", "await 2",
+                                       "push 2", "commit 2", "pull", "leave: done"));
+  // Both trajectories trained their slices of round 2, from the version of round 1.
+  SampleStream stream(1, 1000);
+  EXPECT_EQ(fakes_[1]->samples, stream.Slice(200 + (3 + 1) * 8, 8));
+  float expected = 0;
+  for (uint64_t round : {1, 2}) {
+    for (uint32_t i : stream.Slice(100 * round + 3 * 8, 16)) expected += static_cast<float>(i) / 2;
+  }
+  EXPECT_FLOAT_EQ(link_.model.bmuf[0], expected);
+  EXPECT_EQ(fakes_[0]->resets, 2);
+  ASSERT_TRUE(worker_->final_evaluation().has_value());
+  EXPECT_FLOAT_EQ(static_cast<float>(worker_->final_evaluation()->loss), expected);
+}
+
+TEST_F(WorkerTest, PushesCarrySamplesLossAndTheLastEvaluation) {
+  fakes_[0]->loss = 2;
+  ASSERT_TRUE(worker_->Run().ok());
+  ASSERT_THAT(link_.facts, SizeIs(2));
+  EXPECT_EQ(link_.facts[0].samples(), 16u);
+  EXPECT_EQ(link_.facts[0].steps(), 2u);
+  EXPECT_EQ(link_.facts[0].metrics().at("loss"), 1.0);
+  EXPECT_EQ(link_.facts[0].metrics().count("accuracy"), 0u);
+  EXPECT_EQ(link_.facts[1].metrics().count("accuracy"), 1u);
+  EXPECT_EQ(link_.facts[1].metrics().count("samples_per_second"), 1u);
+}
+
+TEST_F(WorkerTest, WarmsUpAloneBeforeUploading) {
+  link_.warmup_steps = 3;
+  link_.max_rounds = 1;
+  std::vector<uint32_t> seen;
+  link_.on_push = [&] { EXPECT_EQ(link_.calls[1], "upload"); };
+  ASSERT_TRUE(worker_->Run().ok());
+  EXPECT_GT(link_.model.bmuf[0], 0);
+  EXPECT_EQ(fakes_[0]->resets, 2);  // After the warm-up, and after the block.
+}
+
+TEST_F(WorkerTest, StopDuringABlockPushesItAndLeaves) {
+  link_.on_push = [&] { worker_->RequestStop(); };
+  const auto finish = worker_->Run();
+  ASSERT_TRUE(finish.ok()) << finish.status();
+  EXPECT_EQ(finish->outcome, Finish::Outcome::kStopped);
+  EXPECT_THAT(link_.calls, ElementsAre("join", "upload", "await 0", "await 1", "push 1", "leave: asked to stop"));
+}
+
+TEST_F(WorkerTest, StopBeforeTheStartDoesNothing) {
+  worker_->RequestStop();
+  EXPECT_EQ(worker_->Run()->outcome, Finish::Outcome::kStopped);
+  EXPECT_TRUE(link_.calls.empty());
+}
+
+TEST_F(WorkerTest, ARefusalEndsWithItsReason) {
+  link_.on_join = [] { return Refused{"job nowhere does not exist"}; };
+  const auto finish = worker_->Run();
+  ASSERT_TRUE(finish.ok());
+  EXPECT_EQ(finish->outcome, Finish::Outcome::kRefused);
+  EXPECT_EQ(finish->reason, "job nowhere does not exist");
+}
+
+TEST_F(WorkerTest, DivergedTrainingIsNotPushed) {
+  fakes_[1]->loss = std::nan("");
+  const auto finish = worker_->Run();
+  EXPECT_EQ(finish.status().code(), absl::StatusCode::kOutOfRange);
+  EXPECT_THAT(std::string(finish.status().message()), HasSubstr("round 1"));
+  EXPECT_THAT(link_.calls.back(), HasSubstr("leave: training diverged"));
+  EXPECT_TRUE(link_.facts.empty());
+}
+
+TEST_F(WorkerTest, AFaultOfTheTrainerLeavesTheJob) {
+  fakes_[0]->fail = true;
+  EXPECT_EQ(worker_->Run().status().code(), absl::StatusCode::kInternal);
+  EXPECT_THAT(link_.calls.back(), HasSubstr("leave: trajectory 0: no power"));
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "gmock/gmock.h"
 #include "gtest/gtest.h"
 #include "worker/trainer/device.h"
+#include "worker/trainer/fake_trainer.h"
 #include "worker/trainer/node_reducer.h"
 #include "worker/trainer/schedule.h"
 #include "worker/trainer/trajectories.h"
@@ -131,47 +132,6 @@ TEST(ReduceAuxiliaryTest, EachTensorByItsRole) {
   EXPECT_EQ(ReduceAuxiliary(TestManifest(), parts, &wrong).code(), absl::StatusCode::kInvalidArgument);
 }
 
-// "Trains" by adding, to its one parameter, the sum of its sample numbers; remembers what it was given.
-class FakeTrainer : public Trainer {
- public:
-  FakeTrainer() {
-    v1::TensorSpec* t = manifest_.add_tensors();
-    t->set_name("w");
-    t->set_dtype(v1::DTYPE_F32);
-    t->set_role(v1::TENSOR_ROLE_BMUF);
-  }
-  const v1::Manifest& manifest() const override { return manifest_; }
-  absl::Status Load(const ModelState& state) override {
-    w_ = state.bmuf[0];
-    return absl::OkStatus();
-  }
-  absl::Status Store(ModelState* state) const override {
-    state->bmuf[0] = w_;
-    return absl::OkStatus();
-  }
-  const float* device_parameters() const override { return &w_; }
-  absl::StatusOr<BlockResult> Train(const Block& block) override {
-    if (fail) return absl::InternalError("no power");
-    samples.assign(block.samples.begin(), block.samples.end());
-    for (uint32_t i : samples) w_ += static_cast<float>(i);
-    return BlockResult{samples.size(), samples.size() / block.batch_size, loss};
-  }
-  absl::Status ResetInnerState() override {
-    ++resets;
-    return absl::OkStatus();
-  }
-  absl::StatusOr<Evaluation> Evaluate() override { return Evaluation{1, w_, 0}; }
-
-  bool fail = false;
-  double loss = 0;
-  int resets = 0;
-  std::vector<uint32_t> samples;
-
- private:
-  v1::Manifest manifest_;
-  float w_ = 0;
-};
-
 class TrajectoriesTest : public ::testing::Test {
  protected:
   TrajectoriesTest() {
@@ -220,6 +180,20 @@ TEST_F(TrajectoriesTest, ResetReachesAllAndAFailureNamesItsTrajectory) {
   const absl::Status status = node_->Train(plan).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInternal);
   EXPECT_EQ(std::string(status.message()), "trajectory 1: no power");
+}
+
+TEST_F(TrajectoriesTest, WarmUpTrainsOneAndTheOthersFollow) {
+  BlockPlan plan;
+  plan.steps = 1;
+  plan.batch_size = 4;
+  plan.total_samples = 8;
+  auto result = node_->TrainAlone(plan);
+  ASSERT_TRUE(result.ok()) << result.status();
+  EXPECT_EQ(result->samples, 4u);
+  EXPECT_EQ(fakes_[0]->samples, SampleStream(5, 100).Slice(8, 4));
+  EXPECT_TRUE(fakes_[1]->samples.empty());
+  EXPECT_GT(*fakes_[0]->device_parameters(), 0);
+  EXPECT_EQ(*fakes_[2]->device_parameters(), *fakes_[0]->device_parameters());
 }
 
 }  // namespace

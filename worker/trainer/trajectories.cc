@@ -61,6 +61,20 @@ absl::StatusOr<BlockResult> Trajectories::Train(const BlockPlan& plan) {
   return sum;
 }
 
+absl::StatusOr<BlockResult> Trajectories::TrainAlone(const BlockPlan& plan) {
+  const std::vector<uint32_t> indices = stream_.Slice(plan.total_samples, uint64_t{plan.steps} * plan.batch_size);
+  Block block;
+  block.samples = indices;
+  block.batch_size = plan.batch_size;
+  block.progress_begin = plan.progress_begin;
+  block.progress_end = plan.progress_end;
+  ASSIGN_OR_RETURN(const BlockResult result, trainers_[0]->Train(block));
+  ModelState state = ModelState::For(manifest());
+  RETURN_IF_ERROR(trainers_[0]->Store(&state));
+  RETURN_IF_ERROR(Load(state));
+  return result;
+}
+
 absl::Status Trajectories::Mean(ModelState* out) {
   std::vector<ModelState> locals(trainers_.size());
   RETURN_IF_ERROR(ForEach([&](size_t k) {

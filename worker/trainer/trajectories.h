@@ -48,6 +48,8 @@ class Trajectories {
   // Trajectory k trains the slice of rank plan.rank + k. Samples are summed over the trajectories, steps are those of
   // each, the loss is their mean.
   absl::StatusOr<BlockResult> Train(const BlockPlan& plan);
+  // Warm-up: the first trajectory alone trains the slice at plan.total_samples; the others then take its model.
+  absl::StatusOr<BlockResult> TrainAlone(const BlockPlan& plan);
   // The mean of the trajectories' models; auxiliary tensors by role. `out` has the manifest's sizes.
   absl::Status Mean(ModelState* out);
   absl::Status ResetInnerState();
