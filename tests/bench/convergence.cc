@@ -57,7 +57,7 @@ struct Settings {
   double learning_rate = 0.05;
   double momentum = 0.9;
   double weight_decay = 0;
-  double epochs = 30;
+  double epochs = 20;
   uint32_t batch_size = 64;
   uint64_t seed = 1;
   uint32_t warmup_steps = 0;
@@ -65,7 +65,7 @@ struct Settings {
   int points = 15;
   std::vector<uint32_t> trajectories = {4, 8, 16};
   std::vector<std::string> rules = {"averaging", "classical", "nesterov", "diloco"};
-  std::vector<uint32_t> steps = {40};
+  std::vector<uint32_t> steps = {10, 40};
   std::vector<std::string> resets = {"on"};
   double reference_learning_rate = 0;
   bool no_reference = false;
