@@ -125,7 +125,7 @@ MonotonicTime Engine::NextDeadline() const {
       }
       break;
     case Phase::kCollecting: {
-      const BarrierDecision decision = DecideBarrier(s.BarrierInputAt(s.JudgedElapsed()), s.config.barrier());
+      const BarrierDecision decision = s.DecideAt(s.JudgedElapsed());
       next = std::min(next, s.collect_from + decision.next_deadline);
       break;
     }

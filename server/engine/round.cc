@@ -171,7 +171,7 @@ void Stepper::SeatJoiners() {
 bool Stepper::Collect() {
   SeatJoiners();
   const absl::Duration elapsed = s_.JudgedElapsed();
-  BarrierDecision decision = DecideBarrier(s_.BarrierInputAt(elapsed), s_.config.barrier());
+  BarrierDecision decision = s_.DecideAt(elapsed);
   switch (decision.kind) {
     case BarrierDecision::Kind::kWait:
       return false;

@@ -195,6 +195,7 @@ struct Engine::State {
   size_t ActiveWorkers() const;
   size_t InflightPushes() const;  // Staging slots in use.
   BarrierInput BarrierInputAt(absl::Duration elapsed) const;
+  BarrierDecision DecideAt(absl::Duration elapsed) const;
   absl::Duration JudgedElapsed() const;  // Of the collecting attempt, by the last tick.
   Situation SituationAt(MonotonicTime now) const;
   bool WatchdogRuns() const;

@@ -133,6 +133,13 @@ BarrierInput Engine::State::BarrierInputAt(absl::Duration elapsed) const {
   return input;
 }
 
+BarrierDecision Engine::State::DecideAt(absl::Duration elapsed) const {
+  v1::BarrierPolicy policy = config.barrier();
+  // A drain ends at the deadline: nobody may join whom an extension could wait for.
+  if (draining && policy.on_timeout() == v1::ON_TIMEOUT_EXTEND) policy.set_on_timeout(v1::ON_TIMEOUT_COMMIT_IF_QUORUM);
+  return DecideBarrier(BarrierInputAt(elapsed), policy);
+}
+
 absl::Duration Engine::State::JudgedElapsed() const { return std::max(ticked - collect_from, absl::ZeroDuration()); }
 
 std::optional<double> Engine::State::MomentumInForce() const {
@@ -191,10 +198,10 @@ Situation Engine::State::SituationAt(MonotonicTime now) const {
     s.reason = absl::StrCat("committing: ", committing->reason());
   } else {
     const absl::Duration elapsed = std::max(now - collect_from, absl::ZeroDuration());
-    BarrierDecision decision = DecideBarrier(BarrierInputAt(elapsed), config.barrier());
+    BarrierDecision decision = DecideAt(elapsed);
     if (decision.kind != BarrierDecision::Kind::kWait) {
       // A deadline is over but no tick has judged it: still the situation before.
-      decision = DecideBarrier(BarrierInputAt(JudgedElapsed()), config.barrier());
+      decision = DecideAt(JudgedElapsed());
     }
     if (decision.next_deadline != absl::InfiniteDuration()) {
       s.time_left = std::max(decision.next_deadline - elapsed, absl::ZeroDuration());
