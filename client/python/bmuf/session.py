@@ -304,9 +304,9 @@ class Session:
                     self._pull()
                     return False
                 raise
-            event = self._watch(self.round, {"committed", "restarted", "ended"})
-            if event is None or event.HasField("restarted"):
-                continue  # The attempt failed, or the coordinator was lost: the delta is still good for this round.
+            event = self._watch(self.round, {"started", "committed", "restarted", "ended"})
+            if event is None or event.HasField("restarted") or event.HasField("started"):
+                continue  # The delta is not in (any more): a new attempt, a new coordinator. It is still good for the round.
             if event.HasField("ended"):
                 self._end(event.ended)
                 return False
