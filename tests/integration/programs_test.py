@@ -218,19 +218,43 @@ def test_operators_tool(tmp_path):
         b.close()
 
 
-def test_operators_tool_says_what_is_wrong(tmp_path):
-    """Unknown job, nobody there: one line on stderr, not 0, soon."""
+def test_operators_tool_changes_rules_and_watches_to_the_end(tmp_path):
+    """create with settings, set for the next round, watch until the job is finished: one line a round, exit 0."""
     with Daemon(tmp_path) as daemon:
-        _, err = ctl(daemon.address, "status", "no-such-job", status=None)
-        assert "no-such-job" in err
-        done = subprocess.run([binary("bmufctl"), "--server", daemon.address, "status", "no-such-job"],
-                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=20)
-        assert done.returncode != 0
-    holder = harness.socket.socket()
-    holder.bind(("127.0.0.1", 0))
-    began = time.monotonic()
-    done = subprocess.run([binary("bmufctl"), "--server", "127.0.0.1:%d" % holder.getsockname()[1], "jobs"],
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=30)
-    assert done.returncode != 0 and done.stderr
-    assert time.monotonic() - began < 20
-    holder.close()
+        ctl(daemon.address, "create", "w", "--set", "max_rounds=4", "--set", "outer.variant=averaging",
+            "--set", "barrier.min_workers=1", "--set", "lease=30s")
+        watching = subprocess.Popen([binary("bmufctl"), "--server", daemon.address, "watch", "w"],
+                                    stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with Worker(daemon.address, "w", "a", dim=1) as worker:
+            digest = worker.started(1).base_digest
+            ctl(daemon.address, "set", "w", "block_steps=17")
+            worker.push(1, [1], base_digest=digest)
+            worker.committed(1)
+            assert worker.started(2).block_steps == 17
+            for number in (2, 3, 4):
+                worker.push(number, [1])
+                worker.committed(number)
+            out, err = watching.communicate(timeout=20)
+        assert watching.returncode == 0, err
+        for number in range(1, 5):
+            assert sum("round %d" % number in line for line in out.decode().splitlines()) == 1, out
+        assert "finished" in out.decode().lower()
+        _, err = ctl(daemon.address, "set", "w", "block_stepz=17", status=64)
+        assert "block_stepz" in err
+
+
+def test_operators_tool_says_what_is_wrong(tmp_path):
+    """Unknown job: 1, wrong usage: 64, nobody there: 69; one line on stderr, soon."""
+    with Daemon(tmp_path) as daemon:
+        for command in ("status", "rounds", "pause", "watch"):
+            out, err = ctl(daemon.address, command, "no-such-job", status=1)
+            assert "no-such-job" in err and len(err.splitlines()) == 1 and not out
+        path = str(tmp_path / "model.safetensors")
+        ctl(daemon.address, "export", "no-such-job", path, status=1)
+        assert not [name for name in os.listdir(str(tmp_path)) if "safetensors" in name]
+        ctl(daemon.address, "no-such-command", status=64)
+    with harness.socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        began = time.monotonic()
+        ctl("127.0.0.1:%d" % holder.getsockname()[1], "jobs", status=69)
+        assert time.monotonic() - began < 15
