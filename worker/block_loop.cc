@@ -23,6 +23,8 @@ const char* Name(Finish::Outcome outcome) {
       return "stopped";
     case Finish::Outcome::kRefused:
       return "refused";
+    case Finish::Outcome::kUnreachable:
+      return "unreachable";
     case Finish::Outcome::kJobFailed:
       return "job-failed";
   }
@@ -150,7 +152,8 @@ std::vector<Action> BlockLoop::On(const WarmedUp&) {
 
 std::vector<Action> BlockLoop::On(const InitialUploaded&) {
   if (phase_ != Phase::kUploading) return {};
-  held_version_ = 0;
+  // The version is pulled like everybody's: the broadcast may be rounded to the job's codec.
+  held_version_.reset();
   return GoToRound(0);
 }
 
@@ -179,6 +182,7 @@ std::vector<Action> BlockLoop::TrainBlock() {
   train.size = round_.size;
   train.steps = round_.block_steps;
   train.total_samples = round_.total_samples;
+  train.seed = job_.seed;
   if (const auto limit = static_cast<double>(round_limit()); limit > 0) {
     train.progress_begin = static_cast<double>(round_.round - 1) / limit;
     train.progress_end = static_cast<double>(round_.round) / limit;
@@ -218,10 +222,6 @@ std::vector<Action> BlockLoop::On(const Committed& committed) {
   if (!finished_ && stopping_) return LeaveAs(Finish::Outcome::kStopped, "asked to stop");
   std::vector<Action> actions;
   if (own_block && committed.reset_inner_state) actions.push_back(ResetInner{});
-  if (held_version_ == committed.round && !finished_) {  // The initialiser's own model.
-    for (Action& action : GoToRound(next_round_)) actions.push_back(std::move(action));
-    return actions;
-  }
   phase_ = Phase::kPullingCommit;
   actions.push_back(Pull{});
   return actions;
@@ -278,7 +278,9 @@ std::vector<Action> BlockLoop::On(const Left&) {
 
 std::vector<Action> BlockLoop::On(const Refused& refused) {
   // There is no membership to end, or nothing to gain from trying.
-  if (phase_ != Phase::kLeaving) finish_ = {Finish::Outcome::kRefused, refused.reason};
+  if (phase_ != Phase::kLeaving) {
+    finish_ = {refused.unreachable ? Finish::Outcome::kUnreachable : Finish::Outcome::kRefused, refused.reason};
+  }
   phase_ = Phase::kDone;
   return {finish_};
 }

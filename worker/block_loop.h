@@ -33,6 +33,7 @@ struct Joined {
   uint32_t warmup_steps = 0;
   uint64_t max_rounds = 0;  // 0: no end.
   bool reset_inner_state = true;
+  uint64_t seed = 0;  // Of the sample stream.
 };
 // While the initial model is awaited: the former initialiser is gone, this worker is the next.
 struct Elected {};
@@ -74,6 +75,7 @@ struct Left {};
 // A permanent error; nothing helps but a person.
 struct Refused {
   std::string reason;
+  bool unreachable = false;  // No refusal, but no answer for too long.
 };
 // SIGTERM. Takes effect at the next block boundary.
 struct StopRequested {};
@@ -109,6 +111,7 @@ struct Train {
   uint32_t size = 0;
   uint32_t steps = 0;
   uint64_t total_samples = 0;
+  uint64_t seed = 0;
   double progress_begin = 0;  // Of the whole job, in [0, 1]; both 0 if the job has no end.
   double progress_end = 0;
 };
@@ -131,7 +134,7 @@ struct Leave {
 };
 // The process ends. No event.
 struct Finish {
-  enum class Outcome { kDone, kStopped, kRefused, kJobFailed };
+  enum class Outcome { kDone, kStopped, kRefused, kUnreachable, kJobFailed };
   Outcome outcome = Outcome::kDone;
   std::string reason;
 };

@@ -16,8 +16,8 @@ class BlockLoopTest : public ::testing::Test {
   // What happened since the last call.
   std::string Take() { return std::exchange(transcript_, ""); }
 
-  static Joined Place(uint64_t round, uint64_t max_rounds = 3) { return {round, false, 0, max_rounds, true}; }
-  static Joined Initialiser(uint32_t warmup_steps) { return {0, true, warmup_steps, 3, true}; }
+  static Joined Place(uint64_t round, uint64_t max_rounds = 3) { return {round, false, 0, max_rounds, true, 7}; }
+  static Joined Initialiser(uint32_t warmup_steps) { return {0, true, warmup_steps, 3, true, 7}; }
   static RoundStarted Round(uint64_t round) { return {round, round - 1, 2, 8, 40, 1000 * round}; }
   static Committed Commit(uint64_t round, bool finished = false) { return {round, round + 1, true, finished}; }
 
@@ -94,9 +94,9 @@ TEST_F(BlockLoopTest, AJobFromTheFirstRoundToTheLast) {
   EXPECT_TRUE(loop_.done());
 }
 
-TEST_F(BlockLoopTest, TheInitialiserWarmsUpAndUploadsItsParametersWithoutPullingThemBack) {
+TEST_F(BlockLoopTest, TheInitialiserWarmsUpAndUploadsItsParametersThenPullsThemLikeEverybody) {
   for (const Event& e : std::vector<Event>{Start{}, Initialiser(100), WarmedUp{}, InitialUploaded{},
-                                           Committed{0, 1, true, false}, Round(1)}) {
+                                           Committed{0, 1, true, false}, Pulled{0}, Round(1)}) {
     Put(e);
   }
   EXPECT_EQ(Take(),
@@ -110,6 +110,8 @@ TEST_F(BlockLoopTest, TheInitialiserWarmsUpAndUploadsItsParametersWithoutPulling
             "> InitialUploaded\n"
             "< AwaitRound round=0\n"
             "> Committed round=0 next=1 reset=yes finished=no\n"
+            "< Pull newest\n"
+            "> Pulled version=0\n"
             "< AwaitRound round=1\n"
             "> RoundStarted round=1 base=0 rank=2 size=8 steps=40 samples=1000\n"
             "< Train round=1 rank=2 size=8 steps=40 samples=1000 progress=0..0.333333\n");
@@ -255,7 +257,10 @@ TEST_F(BlockLoopTest, AFailedJobAndARefusalEndTheWorkerWithTheReason) {
             "< Finish job-failed: 3 attempts failed\n");
   BlockLoop other({});
   other.Step(Start{});
-  EXPECT_EQ(ToString(other.Step(Refused{"no such job"}).at(0)), "Finish refused: no such job");
+  EXPECT_EQ(ToString(other.Step(Refused{"no such job", false}).at(0)), "Finish refused: no such job");
+  BlockLoop third({});
+  third.Step(Start{});
+  EXPECT_EQ(ToString(third.Step(Refused{"no answer", true}).at(0)), "Finish unreachable: no answer");
 }
 
 TEST_F(BlockLoopTest, AJobThatFinishedWhileWaitingIsEvaluatedAtItsNewestVersion) {

@@ -29,10 +29,16 @@ std::string Describe(const Standing& s) {
 }
 
 Report::~Report() {
+  absl::MutexLock lock(&mu_);
   if (bar_open_) std::fputc('\n', out_);
 }
 
 void Report::Line(const std::string& text) {
+  absl::MutexLock lock(&mu_);
+  LineLocked(text);
+}
+
+void Report::LineLocked(const std::string& text) {
   if (bar_open_) std::fputs(kEraseLine, out_);
   bar_open_ = false;
   std::fprintf(out_, "%s\n", text.c_str());
@@ -40,6 +46,7 @@ void Report::Line(const std::string& text) {
 }
 
 void Report::Round(const Standing& s) {
+  absl::MutexLock lock(&mu_);
   if (terminal_) {
     std::fprintf(out_, "%s%s  loss %.4f  %.0f samples/s  waited %.1f s", kEraseLine,
                  ProgressBar(s.round, s.round_limit, kBarWidth).c_str(), s.loss, s.samples_per_second,
@@ -47,7 +54,7 @@ void Report::Round(const Standing& s) {
     std::fflush(out_);
     bar_open_ = true;
   } else if (s.round <= 1 || s.round % kPlainRounds == 0 || s.round == s.round_limit) {
-    Line(Describe(s));
+    LineLocked(Describe(s));
   }
 }
 

@@ -6,6 +6,8 @@
 #include <cstdio>
 #include <string>
 
+#include "absl/base/thread_annotations.h"
+#include "absl/synchronization/mutex.h"
 #include "absl/time/time.h"
 
 namespace bmuf::worker {
@@ -25,24 +27,27 @@ std::string ProgressBar(uint64_t round, uint64_t round_limit, int width);
 // One line, without a newline.
 std::string Describe(const Standing& standing);
 
-// Confined to one thread.
+// Thread-safe.
 class Report {
  public:
   // `out` stays the caller's. `terminal`: redraw one line instead of adding lines.
-  Report(std::FILE* out, bool terminal) : out_(out), terminal_(terminal) {}
+  Report(std::FILE* out, bool terminal) : terminal_(terminal), out_(out) {}
   // Ends an open bar with a newline.
   ~Report();
 
-  void Line(const std::string& text);
+  void Line(const std::string& text) ABSL_LOCKS_EXCLUDED(mu_);
   // On a terminal redraws the bar, else one line in at most every `kPlainRounds` rounds and the last.
-  void Round(const Standing& standing);
+  void Round(const Standing& standing) ABSL_LOCKS_EXCLUDED(mu_);
 
   static constexpr uint64_t kPlainRounds = 10;
 
  private:
-  std::FILE* const out_;
+  void LineLocked(const std::string& text) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+
   const bool terminal_;
-  bool bar_open_ = false;
+  absl::Mutex mu_;
+  std::FILE* const out_ ABSL_PT_GUARDED_BY(mu_);
+  bool bar_open_ ABSL_GUARDED_BY(mu_) = false;
 };
 
 }  // namespace bmuf::worker

@@ -27,10 +27,11 @@ void SetDuration(absl::Duration d, google::protobuf::Duration* out) {
 
 }  // namespace
 
-Worker::Worker(const Options& options, Trajectories& trajectories, Link& link, const Clock& clock, Report& report)
+Worker::Worker(const Options& options, Trajectories& trajectories, Exchange& exchange, const Clock& clock,
+               Report& report)
     : options_(options),
       trajectories_(trajectories),
-      link_(link),
+      exchange_(exchange),
       clock_(clock),
       report_(report),
       loop_(options.loop),
@@ -39,13 +40,13 @@ Worker::Worker(const Options& options, Trajectories& trajectories, Link& link, c
 
 void Worker::RequestStop() {
   stop_requested_.store(true);
-  link_.Interrupt();
+  exchange_.Interrupt();
 }
 
 absl::StatusOr<Finish> Worker::Run() {
   absl::StatusOr<Finish> finish = RunUntilFinished();
   // The others need not wait for the lease to end.
-  if (!finish.ok()) link_.Leave(std::string(finish.status().message()));
+  if (!finish.ok()) exchange_.Leave(std::string(finish.status().message()));
   return finish;
 }
 
@@ -77,28 +78,28 @@ absl::StatusOr<Finish> Worker::RunUntilFinished() {
 }
 
 absl::StatusOr<std::optional<Event>> Worker::Perform(const Action& action) {
-  if (std::holds_alternative<Join>(action)) return link_.Join();
+  if (std::holds_alternative<Join>(action)) return exchange_.Join();
   if (const auto* a = std::get_if<TrainWarmup>(&action)) return DoTrainWarmup(*a);
   if (std::holds_alternative<UploadInitial>(action)) {
     RETURN_IF_ERROR(trajectories_.Mean(&base_));
     report_.Line("uploading the initial model");
-    return link_.UploadInitial(base_);
+    return exchange_.UploadInitial(base_);
   }
-  if (const auto* a = std::get_if<AwaitRound>(&action)) return link_.AwaitRound(a->round);
+  if (const auto* a = std::get_if<AwaitRound>(&action)) return exchange_.AwaitRound(a->round);
   if (const auto* a = std::get_if<Pull>(&action)) return DoPull(*a);
   if (std::holds_alternative<ResetInner>(action)) {
     RETURN_IF_ERROR(trajectories_.ResetInnerState());
     return std::optional<Event>();
   }
   if (const auto* a = std::get_if<Train>(&action)) return DoTrain(*a);
-  if (const auto* a = std::get_if<Push>(&action)) return link_.Push(a->round, base_, local_, facts_);
+  if (const auto* a = std::get_if<Push>(&action)) return exchange_.Push(a->round, base_, local_, facts_);
   if (const auto* a = std::get_if<AwaitCommit>(&action)) {
-    const Event event = link_.AwaitCommit(a->round);
+    const Event event = exchange_.AwaitCommit(a->round);
     if (const auto* committed = std::get_if<Committed>(&event)) SawCommit(*committed);
     return event;
   }
   if (const auto* a = std::get_if<Evaluate>(&action)) return DoEvaluate(*a);
-  if (const auto* a = std::get_if<Leave>(&action)) return link_.Leave(a->reason);
+  if (const auto* a = std::get_if<Leave>(&action)) return exchange_.Leave(a->reason);
   return absl::InternalError("unknown action");
 }
 
@@ -113,13 +114,14 @@ absl::StatusOr<Event> Worker::DoTrainWarmup(const TrainWarmup& warmup) {
 }
 
 absl::StatusOr<Event> Worker::DoPull(const Pull& pull) {
-  const Event event = link_.Pull(pull.version, &base_);
+  const Event event = exchange_.Pull(pull.version, &base_);
   if (std::holds_alternative<Pulled>(event)) RETURN_IF_ERROR(trajectories_.Load(base_));
   return event;
 }
 
 absl::StatusOr<Event> Worker::DoTrain(const Train& train) {
   BlockPlan plan;
+  plan.seed = train.seed;
   plan.total_samples = train.total_samples;
   plan.rank = train.rank;
   plan.steps = train.steps;

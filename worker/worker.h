@@ -9,7 +9,7 @@
 #include "absl/status/statusor.h"
 #include "core/base/clock.h"
 #include "worker/block_loop.h"
-#include "worker/link.h"
+#include "worker/exchange.h"
 #include "worker/report.h"
 #include "worker/trainer/trajectories.h"
 
@@ -22,8 +22,8 @@ class Worker {
     uint32_t batch_size = 64;
   };
 
-  // All references outlive the worker. Manifest of `trajectories` and of `link` are the same.
-  Worker(const Options& options, Trajectories& trajectories, Link& link, const Clock& clock, Report& report);
+  // All references outlive the worker. Manifest of `trajectories` and of `exchange` are the same.
+  Worker(const Options& options, Trajectories& trajectories, Exchange& exchange, const Clock& clock, Report& report);
 
   // Runs until the job is over, the worker is asked to stop, or nothing goes on; blocks all that time. Returns how it
   // ended. INTERNAL on a fault of the trainer, OUT_OF_RANGE if training diverged (a local model is no longer finite);
@@ -48,7 +48,7 @@ class Worker {
 
   const Options options_;
   Trajectories& trajectories_;
-  Link& link_;
+  Exchange& exchange_;
   const Clock& clock_;
   Report& report_;
   std::atomic<bool> stop_requested_{false};

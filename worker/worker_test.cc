@@ -157,12 +157,12 @@ TEST_F(ReportOutputTest, ATerminalGetsOneBarAndLinesBelowIt) {
 }
 
 // A coordinator with one worker: the new version is what the worker pushed. Remembers the calls.
-class FakeLink : public Link {
+class FakeExchange : public Exchange {
  public:
   Event Join() override {
     Note("join");
     if (on_join) return on_join();
-    return Joined{has_model ? version + 1 : 0, !has_model, warmup_steps, max_rounds, true};
+    return Joined{has_model ? version + 1 : 0, !has_model, warmup_steps, max_rounds, true, 1};
   }
   Event UploadInitial(const ModelState& m) override {
     Note("upload");
@@ -223,15 +223,15 @@ class WorkerTest : public ::testing::Test {
       trainers.push_back(std::make_unique<FakeTrainer>());
       f = static_cast<FakeTrainer*>(trainers.back().get());
     }
-    trajectories_ = std::make_unique<Trajectories>(std::move(trainers), NewCpuNodeReducer(), 1, 1000);
+    trajectories_ = std::make_unique<Trajectories>(std::move(trainers), NewCpuNodeReducer(), 1000);
     Worker::Options options;
     options.batch_size = 4;
     options.loop.eval_every = 1;
-    worker_ = std::make_unique<Worker>(options, *trajectories_, link_, clock_, report_);
+    worker_ = std::make_unique<Worker>(options, *trajectories_, exchange_, clock_, report_);
   }
   FakeTrainer* fakes_[2];
   std::unique_ptr<Trajectories> trajectories_;
-  FakeLink link_;
+  FakeExchange exchange_;
   ManualClock clock_;
   Report report_{stderr, false};
   std::unique_ptr<Worker> worker_;
@@ -241,8 +241,8 @@ TEST_F(WorkerTest, BringsTheInitialModelTrainsToTheEndAndEvaluates) {
   const auto finish = worker_->Run();
   ASSERT_TRUE(finish.ok()) << finish.status();
   EXPECT_EQ(finish->outcome, Finish::Outcome::kDone);
-  EXPECT_THAT(link_.calls, ElementsAre("join", "upload", "await 0", "await 1", "push 1", "commit 1", "pull", "await 2",
-                                       "push 2", "commit 2", "pull", "leave: done"));
+  EXPECT_THAT(exchange_.calls, ElementsAre("join", "upload", "await 0", "pull", "await 1", "push 1", "commit 1", "pull",
+                                           "await 2", "push 2", "commit 2", "pull", "leave: done"));
   // Both trajectories trained their slices of round 2, from the version of round 1.
   SampleStream stream(1, 1000);
   EXPECT_EQ(fakes_[1]->samples, stream.Slice(200 + (3 + 1) * 8, 8));
@@ -250,7 +250,7 @@ TEST_F(WorkerTest, BringsTheInitialModelTrainsToTheEndAndEvaluates) {
   for (uint64_t round : {1, 2}) {
     for (uint32_t i : stream.Slice(100 * round + 3 * 8, 16)) expected += static_cast<float>(i) / 2;
   }
-  EXPECT_FLOAT_EQ(link_.model.bmuf[0], expected);
+  EXPECT_FLOAT_EQ(exchange_.model.bmuf[0], expected);
   EXPECT_EQ(fakes_[0]->resets, 2);
   ASSERT_TRUE(worker_->final_evaluation().has_value());
   EXPECT_FLOAT_EQ(static_cast<float>(worker_->final_evaluation()->loss), expected);
@@ -259,41 +259,42 @@ TEST_F(WorkerTest, BringsTheInitialModelTrainsToTheEndAndEvaluates) {
 TEST_F(WorkerTest, PushesCarrySamplesLossAndTheLastEvaluation) {
   fakes_[0]->loss = 2;
   ASSERT_TRUE(worker_->Run().ok());
-  ASSERT_THAT(link_.facts, SizeIs(2));
-  EXPECT_EQ(link_.facts[0].samples(), 16u);
-  EXPECT_EQ(link_.facts[0].steps(), 2u);
-  EXPECT_EQ(link_.facts[0].metrics().at("loss"), 1.0);
-  EXPECT_EQ(link_.facts[0].metrics().count("accuracy"), 0u);
-  EXPECT_EQ(link_.facts[1].metrics().count("accuracy"), 1u);
-  EXPECT_EQ(link_.facts[1].metrics().count("samples_per_second"), 1u);
+  ASSERT_THAT(exchange_.facts, SizeIs(2));
+  EXPECT_EQ(exchange_.facts[0].samples(), 16u);
+  EXPECT_EQ(exchange_.facts[0].steps(), 2u);
+  EXPECT_EQ(exchange_.facts[0].metrics().at("loss"), 1.0);
+  EXPECT_EQ(exchange_.facts[0].metrics().count("accuracy"), 0u);
+  EXPECT_EQ(exchange_.facts[1].metrics().count("accuracy"), 1u);
+  EXPECT_EQ(exchange_.facts[1].metrics().count("samples_per_second"), 1u);
 }
 
 TEST_F(WorkerTest, WarmsUpAloneBeforeUploading) {
-  link_.warmup_steps = 3;
-  link_.max_rounds = 1;
+  exchange_.warmup_steps = 3;
+  exchange_.max_rounds = 1;
   std::vector<uint32_t> seen;
-  link_.on_push = [&] { EXPECT_EQ(link_.calls[1], "upload"); };
+  exchange_.on_push = [&] { EXPECT_EQ(exchange_.calls[1], "upload"); };
   ASSERT_TRUE(worker_->Run().ok());
-  EXPECT_GT(link_.model.bmuf[0], 0);
+  EXPECT_GT(exchange_.model.bmuf[0], 0);
   EXPECT_EQ(fakes_[0]->resets, 2);  // After the warm-up, and after the block.
 }
 
 TEST_F(WorkerTest, StopDuringABlockPushesItAndLeaves) {
-  link_.on_push = [&] { worker_->RequestStop(); };
+  exchange_.on_push = [&] { worker_->RequestStop(); };
   const auto finish = worker_->Run();
   ASSERT_TRUE(finish.ok()) << finish.status();
   EXPECT_EQ(finish->outcome, Finish::Outcome::kStopped);
-  EXPECT_THAT(link_.calls, ElementsAre("join", "upload", "await 0", "await 1", "push 1", "leave: asked to stop"));
+  EXPECT_THAT(exchange_.calls,
+              ElementsAre("join", "upload", "await 0", "pull", "await 1", "push 1", "leave: asked to stop"));
 }
 
 TEST_F(WorkerTest, StopBeforeTheStartDoesNothing) {
   worker_->RequestStop();
   EXPECT_EQ(worker_->Run()->outcome, Finish::Outcome::kStopped);
-  EXPECT_TRUE(link_.calls.empty());
+  EXPECT_TRUE(exchange_.calls.empty());
 }
 
 TEST_F(WorkerTest, ARefusalEndsWithItsReason) {
-  link_.on_join = [] { return Refused{"job nowhere does not exist"}; };
+  exchange_.on_join = [] { return Refused{"job nowhere does not exist", false}; };
   const auto finish = worker_->Run();
   ASSERT_TRUE(finish.ok());
   EXPECT_EQ(finish->outcome, Finish::Outcome::kRefused);
@@ -305,14 +306,14 @@ TEST_F(WorkerTest, DivergedTrainingIsNotPushed) {
   const auto finish = worker_->Run();
   EXPECT_EQ(finish.status().code(), absl::StatusCode::kOutOfRange);
   EXPECT_THAT(std::string(finish.status().message()), HasSubstr("round 1"));
-  EXPECT_THAT(link_.calls.back(), HasSubstr("leave: training diverged"));
-  EXPECT_TRUE(link_.facts.empty());
+  EXPECT_THAT(exchange_.calls.back(), HasSubstr("leave: training diverged"));
+  EXPECT_TRUE(exchange_.facts.empty());
 }
 
 TEST_F(WorkerTest, AFaultOfTheTrainerLeavesTheJob) {
   fakes_[0]->fail = true;
   EXPECT_EQ(worker_->Run().status().code(), absl::StatusCode::kInternal);
-  EXPECT_THAT(link_.calls.back(), HasSubstr("leave: trajectory 0: no power"));
+  EXPECT_THAT(exchange_.calls.back(), HasSubstr("leave: trajectory 0: no power"));
 }
 
 }  // namespace

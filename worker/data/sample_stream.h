@@ -35,8 +35,8 @@ class SampleStream {
  private:
   const std::vector<uint32_t>& Pass(uint64_t pass);
 
-  const uint64_t seed_;
-  const uint64_t sample_count_;
+  uint64_t seed_;
+  uint64_t sample_count_;
   std::map<uint64_t, std::vector<uint32_t>> passes_;  // The permutations used last, by number of the pass.
 };
 

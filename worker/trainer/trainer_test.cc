@@ -140,7 +140,7 @@ class TrajectoriesTest : public ::testing::Test {
       trainers.push_back(std::make_unique<FakeTrainer>());
       f = static_cast<FakeTrainer*>(trainers.back().get());
     }
-    node_ = std::make_unique<Trajectories>(std::move(trainers), NewCpuNodeReducer(), 5, 100);
+    node_ = std::make_unique<Trajectories>(std::move(trainers), NewCpuNodeReducer(), 100);
   }
   FakeTrainer* fakes_[3];
   std::unique_ptr<Trajectories> node_;
@@ -152,6 +152,7 @@ TEST_F(TrajectoriesTest, EachTrainsTheSliceOfItsRankAndTheMeanLeaves) {
   ASSERT_TRUE(node_->Load(state).ok());
   fakes_[0]->loss = 3;
   BlockPlan plan;
+  plan.seed = 5;
   plan.total_samples = 40;
   plan.rank = 2;
   plan.steps = 2;
@@ -186,6 +187,7 @@ TEST_F(TrajectoriesTest, WarmUpTrainsOneAndTheOthersFollow) {
   BlockPlan plan;
   plan.steps = 1;
   plan.batch_size = 4;
+  plan.seed = 5;
   plan.total_samples = 8;
   auto result = node_->TrainAlone(plan);
   ASSERT_TRUE(result.ok()) << result.status();

@@ -9,11 +9,11 @@
 namespace bmuf::worker {
 
 Trajectories::Trajectories(std::vector<std::unique_ptr<Trainer>> trainers, std::unique_ptr<NodeReducer> reducer,
-                           uint64_t seed, uint64_t samples)
+                           uint64_t samples)
     : trainers_(std::move(trainers)),
       reducer_(std::move(reducer)),
       samples_(samples),
-      stream_(seed, samples_),
+      stream_(seed_, samples_),
       pool_("trajectory", trainers_.size()) {}
 
 absl::Status Trajectories::ForEach(const std::function<absl::Status(size_t)>& body) {
@@ -34,6 +34,14 @@ absl::Status Trajectories::ForEach(const std::function<absl::Status(size_t)>& bo
   return absl::OkStatus();
 }
 
+std::vector<uint32_t> Trajectories::Slice(uint64_t seed, uint64_t position, uint64_t count) {
+  if (seed != seed_) {
+    seed_ = seed;
+    stream_ = SampleStream(seed_, samples_);
+  }
+  return stream_.Slice(position, count);
+}
+
 absl::Status Trajectories::Load(const ModelState& state) {
   return ForEach([&](size_t k) { return trainers_[k]->Load(state); });
 }
@@ -41,7 +49,7 @@ absl::Status Trajectories::Load(const ModelState& state) {
 absl::StatusOr<BlockResult> Trajectories::Train(const BlockPlan& plan) {
   const uint64_t block_samples = uint64_t{plan.steps} * plan.batch_size;
   const std::vector<uint32_t> indices =
-      stream_.Slice(plan.total_samples + plan.rank * block_samples, block_samples * trainers_.size());
+      Slice(plan.seed, plan.total_samples + plan.rank * block_samples, block_samples * trainers_.size());
   std::vector<BlockResult> results(trainers_.size());
   RETURN_IF_ERROR(ForEach([&](size_t k) -> absl::Status {
     Block block;
@@ -62,7 +70,7 @@ absl::StatusOr<BlockResult> Trajectories::Train(const BlockPlan& plan) {
 }
 
 absl::StatusOr<BlockResult> Trajectories::TrainAlone(const BlockPlan& plan) {
-  const std::vector<uint32_t> indices = stream_.Slice(plan.total_samples, uint64_t{plan.steps} * plan.batch_size);
+  const std::vector<uint32_t> indices = Slice(plan.seed, plan.total_samples, uint64_t{plan.steps} * plan.batch_size);
   Block block;
   block.samples = indices;
   block.batch_size = plan.batch_size;

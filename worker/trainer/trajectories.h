@@ -24,6 +24,7 @@ namespace bmuf::worker {
 
 // One block of one round, from what the coordinator said.
 struct BlockPlan {
+  uint64_t seed = 0;           // Of the sample stream; the same for all workers of the job.
   uint64_t total_samples = 0;  // Committed before the round: where the round starts in the sample stream.
   uint32_t rank = 0;           // Of this process's first trajectory.
   uint32_t steps = 0;
@@ -36,9 +37,8 @@ struct BlockPlan {
 class Trajectories {
  public:
   // Requires at least one trainer, all of one manifest, and a reducer for their devices in this order. `samples` is
-  // the size of the training set, `seed` that of the sample stream.
-  Trajectories(std::vector<std::unique_ptr<Trainer>> trainers, std::unique_ptr<NodeReducer> reducer, uint64_t seed,
-               uint64_t samples);
+  // the size of the training set.
+  Trajectories(std::vector<std::unique_ptr<Trainer>> trainers, std::unique_ptr<NodeReducer> reducer, uint64_t samples);
 
   const v1::Manifest& manifest() const { return trainers_[0]->manifest(); }
   uint32_t count() const { return static_cast<uint32_t>(trainers_.size()); }
@@ -57,13 +57,15 @@ class Trajectories {
   absl::StatusOr<Evaluation> Evaluate() { return trainers_[0]->Evaluate(); }
 
  private:
+  std::vector<uint32_t> Slice(uint64_t seed, uint64_t position, uint64_t count);
   // Runs body(k) for all k at once; the first error in order of k.
   absl::Status ForEach(const std::function<absl::Status(size_t)>& body);
 
   const std::vector<std::unique_ptr<Trainer>> trainers_;
   const std::unique_ptr<NodeReducer> reducer_;
   const uint64_t samples_;
-  SampleStream stream_;
+  uint64_t seed_ = 0;
+  SampleStream stream_;  // Of seed_.
   ThreadPool pool_;
 };
 

@@ -1,6 +1,6 @@
 // The coordinator as the worker sees it: blocking calls that answer with an event of the block loop.
-#ifndef BMUF_WORKER_LINK_H_
-#define BMUF_WORKER_LINK_H_
+#ifndef BMUF_WORKER_EXCHANGE_H_
+#define BMUF_WORKER_EXCHANGE_H_
 
 #include <cstdint>
 #include <optional>
@@ -15,9 +15,9 @@ namespace bmuf::worker {
 // Calls come from one thread, except Interrupt. Each blocks until it can answer, however long that takes, and answers
 // with one of the events that block_loop.h lists at the action of its name; or StopRequested once interrupted; or
 // Refused when nothing but a person helps. Retries and re-attaching happen inside.
-class Link {
+class Exchange {
  public:
-  virtual ~Link() = default;
+  virtual ~Exchange() = default;
 
   virtual Event Join() = 0;
   virtual Event UploadInitial(const ModelState& model) = 0;
@@ -36,4 +36,4 @@ class Link {
 
 }  // namespace bmuf::worker
 
-#endif  // BMUF_WORKER_LINK_H_
+#endif  // BMUF_WORKER_EXCHANGE_H_
