@@ -32,7 +32,8 @@ absl::StatusOr<const Kernels*> KernelsByName(const std::string& name) {
     absl::StrAppend(&names, names.empty() ? "" : ", ", kernels->name);
   }
   if (name == "avx2" || name == "avx512") {
-    return absl::FailedPreconditionError(absl::StrCat("this machine cannot run kernels ", name, "; it can run ", names));
+    return absl::FailedPreconditionError(
+        absl::StrCat("this machine cannot run kernels ", name, "; it can run ", names));
   }
   return absl::InvalidArgumentError(absl::StrCat("no kernels named \"", name, "\"; there are auto, ", names));
 }

@@ -5,10 +5,11 @@
 // Idea: the scalar functions are the definition. Vector versions do the same IEEE operations in the same order per
 // element (no contraction, correctly rounded division and square root), so they give the same bits, NaN payloads aside.
 // Sums over elements (norms) follow one fixed tree, see sum_of_squares.
-// Usage: const Kernels& k = BestKernels(); k.accumulate(sum, delta, weight, n);
+// Usage: const Kernels& k = **KernelsByName("auto"); k.accumulate(sum, delta, weight, n);
 // The functions are declared in table.h.
 //
-// All functions: any alignment, any n including 0, no overlap unless said; no allocation; thread-safe (pure).
+// All functions: arrays aligned for their element type and no further, any n including 0, no overlap unless said; no
+// allocation; thread-safe (pure).
 #ifndef BMUF_CORE_KERNELS_KERNELS_H_
 #define BMUF_CORE_KERNELS_KERNELS_H_
 
