@@ -23,6 +23,9 @@ void MergeLargerBytes(uint8_t* merged, const uint8_t* value, uint64_t elements) 
   std::vector<T> a(elements), b(elements);
   std::memcpy(a.data(), merged, elements * sizeof(T));
   std::memcpy(b.data(), value, elements * sizeof(T));
+  // The two zeros are equal, so that the order of arrival would decide which one stays: there is one only.
+  for (T& x : a) x += T{0};
+  for (T& x : b) x += T{0};
   MergeMax(absl::MakeSpan(a), absl::MakeConstSpan(b));
   std::memcpy(merged, a.data(), elements * sizeof(T));
 }
@@ -41,7 +44,8 @@ Accumulator::Accumulator(std::shared_ptr<const Layout> layout)
 void Accumulator::Reset() {
   if (!empty_) std::memset(sum_.data(), 0, sum_.size_bytes());
   std::fill(auxiliary_sum_.begin(), auxiliary_sum_.end(), 0.0);
-  total_weight_ = bound_ = 0;
+  weights_.clear();
+  bound_ = 0;
   first_rank_ = std::numeric_limits<uint32_t>::max();
   empty_ = true;
 }
@@ -86,9 +90,8 @@ absl::Status Accumulator::Fold(const Kernels& kernels, ThreadPool& pool, const S
         break;
       }
       case v1::TENSOR_ROLE_MAX:
-        if (empty_) {
-          std::memcpy(merged, value, bytes);
-        } else if (tensor.dtype == v1::DTYPE_I64) {
+        if (empty_) std::memcpy(merged, value, bytes);
+        if (tensor.dtype == v1::DTYPE_I64) {
           MergeLargerBytes<int64_t>(merged, value, tensor.elements);
         } else if (tensor.dtype == v1::DTYPE_I32) {
           MergeLargerBytes<int32_t>(merged, value, tensor.elements);
@@ -105,15 +108,22 @@ absl::Status Accumulator::Fold(const Kernels& kernels, ThreadPool& pool, const S
   }
   if (is_first) first_rank_ = rank;
   bound_ += largest;
-  total_weight_ += weight;
+  weights_.emplace(rank, weight);
   empty_ = false;
   return absl::OkStatus();
 }
 
+double Accumulator::total_weight() const {
+  double total = 0;
+  for (const auto& [rank, weight] : weights_) total += weight;
+  return total;
+}
+
 AlignedBuffer<float> Accumulator::Mean(const Kernels& kernels, ThreadPool& pool) const {
   AlignedBuffer<float> mean = AlignedBuffer<float>::Uninitialized(sum_.size());
+  const double total = total_weight();
   pool.ParallelFor(sum_.size(), kSharePieces, [&](size_t begin, size_t end) {
-    kernels.mean(mean.data() + begin, sum_.data() + begin, total_weight_, end - begin);
+    kernels.mean(mean.data() + begin, sum_.data() + begin, total, end - begin);
   });
   return mean;
 }
@@ -121,11 +131,12 @@ AlignedBuffer<float> Accumulator::Mean(const Kernels& kernels, ThreadPool& pool)
 AlignedBuffer<uint8_t> Accumulator::Auxiliary(const AlignedBuffer<uint8_t>& before) const {
   AlignedBuffer<uint8_t> after = before.Clone();
   const double* mean_sum = auxiliary_sum_.data();
+  const double total = total_weight();
   for (const Layout::Tensor& tensor : layout_->tensors()) {
     switch (tensor.role) {
       case v1::TENSOR_ROLE_MEAN:
         for (uint64_t i = 0; i < tensor.elements; ++i) {
-          const float mean = static_cast<float>(*mean_sum++ / total_weight_);
+          const float mean = static_cast<float>(*mean_sum++ / total);
           std::memcpy(after.data() + tensor.offset + 4 * i, &mean, 4);
         }
         break;

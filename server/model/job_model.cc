@@ -159,6 +159,12 @@ absl::StatusOr<PreparedCommit> JobModel::Prepare(RoundId round, const v1::OuterO
   }
   if (rounded_broadcast_) {
     broadcast = RoundedToBf16(used.look_ahead ? broadcast : model, kernels_, pool_);
+    // The largest numbers of F32 round up to infinity.
+    if (kernels_.first_non_finite(broadcast.data(), n) < n) {
+      return Error(v1::REASON_INTERNAL,
+                   absl::StrCat("the outer update of round ", round.value(),
+                                " gives a number beyond the pull codec's range; lower the block learning rate"));
+    }
   } else if (!used.look_ahead) {
     broadcast = std::move(model);
   }
