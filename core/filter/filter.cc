@@ -1,5 +1,7 @@
 #include "core/filter/filter.h"
 
+#include <cmath>
+
 namespace bmuf {
 namespace {
 
@@ -17,10 +19,21 @@ OuterArrays Slice(const OuterArrays& a, size_t begin) {
   return s;
 }
 
+// Whether `a` goes before `b` in an order in which no two different results tie, so that the order of merging is of no
+// consequence: any number before NaN, the positive zero before the negative one.
+bool IsLarger(float a, float b) {
+  if (a == b) return std::signbit(b) && !std::signbit(a);
+  return a > b || (std::isnan(b) && !std::isnan(a));
+}
+template <typename Integer>
+bool IsLarger(Integer a, Integer b) {
+  return a > b;
+}
+
 template <typename T>
 void MergeLarger(absl::Span<T> merged, absl::Span<const T> value) {
   for (size_t i = 0; i < merged.size(); ++i) {
-    if (value[i] > merged[i]) merged[i] = value[i];
+    if (IsLarger(value[i], merged[i])) merged[i] = value[i];
   }
 }
 
@@ -116,7 +129,7 @@ void ApplyFilter(const Kernels& kernels, const FilterStep& step, const OuterArra
 double AutoBlockMomentum(uint32_t trajectories) { return trajectories <= 1 ? 0.0 : 1.0 - 1.0 / trajectories; }
 
 double MomentumRescale(double before, double after) {
-  if (before <= 0 || after <= 0) return 1;
+  if (after <= 0) return 1;
   return (before / (1 - before)) / (after / (1 - after));
 }
 

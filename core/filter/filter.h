@@ -49,19 +49,21 @@ struct FilterStep {
 // `outer` is resolved (every field set). `trajectories`: N of the CNTK rules. `rescale` multiplies v first.
 FilterStep ResolveStep(const v1::OuterOptimizer& outer, uint32_t trajectories, double rescale);
 
-// Applies `step` to the elements [begin, end) of the arrays. Thread-safe for disjoint ranges; the result does not depend
-// on how a model is split. Arrays that ArraysOf(step.variant) does not name may be null. An AVERAGING step in a job of
-// another rule (warm-up) leaves v alone; its caller keeps v and sets B = W.
+// Applies `step` to the elements [begin, end) of the arrays. Thread-safe for disjoint ranges; the result does not
+// depend on how a model is split. Arrays that ArraysOf(step.variant) does not name may be null. An AVERAGING step in a
+// job of another rule (warm-up) leaves v alone; its caller keeps v and sets B = W.
 void ApplyFilter(const Kernels& kernels, const FilterStep& step, const OuterArrays& arrays, size_t begin, size_t end);
 
 // 1 - 1/N: the block momentum that keeps N workers' progress per block at that of one (Chen and Huo). 0 for N <= 1.
 double AutoBlockMomentum(uint32_t trajectories);
 
 // The factor for v when h changes from `before` to `after`, so that what past blocks have still to deliver,
-// v h/(1-h), stays the same. 1 if there is nothing to keep (either is 0).
+// v h/(1-h), stays the same. 0 if `before` is 0 (all was delivered); 1 if `after` is 0 (nothing of v will be, whatever
+// it is multiplied by). Both in [0, 1).
 double MomentumRescale(double before, double after);
 
-// Merges `value` into `merged` element by element: the larger one. For tensor role MAX; NaN never wins.
+// Merges `value` into `merged` (same size) element by element: the larger one. For tensor role MAX. A number wins over
+// NaN and +0 over -0, so that the order of merging does not show.
 void MergeMax(absl::Span<float> merged, absl::Span<const float> value);
 void MergeMax(absl::Span<int32_t> merged, absl::Span<const int32_t> value);
 void MergeMax(absl::Span<int64_t> merged, absl::Span<const int64_t> value);
