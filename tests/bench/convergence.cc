@@ -187,8 +187,6 @@ class Experiment {
       ASSIGN_OR_RETURN(trainer, worker::NewTorchTrainer(TrainerOptions(*run), data_));
     }
     ModelState model = ModelState::For(trainers[0]->manifest());
-    if (!model.auxiliary.empty())
-      return absl::UnimplementedError("this benchmark has no averaging of batch statistics");
     SampleStream stream(settings_.seed, data_->train.size());
     if (warmup > 0) {
       const std::vector<uint32_t> samples = stream.Slice(0, warmup);
