@@ -62,6 +62,7 @@ std::string ToString(const Event& event) {
           [](const Left&) -> std::string { return "Left"; },
           [](const Refused& e) { return absl::StrCat("Refused: ", e.reason); },
           [](const StopRequested&) -> std::string { return "StopRequested"; },
+          [](const Interrupted&) -> std::string { return "Interrupted"; },
       },
       event);
 }
@@ -299,6 +300,12 @@ std::vector<Action> BlockLoop::On(const StopRequested&) {
     default:
       return {};
   }
+}
+
+std::vector<Action> BlockLoop::On(const Interrupted&) {
+  if (phase_ == Phase::kLeaving) return On(Left{});
+  if (phase_ == Phase::kNew || phase_ == Phase::kJoining) return On(StopRequested{});
+  return LeaveAs(Finish::Outcome::kStopped, "asked to stop");
 }
 
 }  // namespace bmuf::worker

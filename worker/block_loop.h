@@ -79,10 +79,12 @@ struct Refused {
 };
 // SIGTERM. Takes effect at the next block boundary.
 struct StopRequested {};
+// A call was cut short because of it; no answer of its own will come.
+struct Interrupted {};
 
 using Event =
     std::variant<Start, Joined, Elected, WarmedUp, InitialUploaded, RoundStarted, Pulled, Trained, PushAccepted,
-                 PushStale, Committed, Restarted, Ended, Evaluated, Left, Refused, StopRequested>;
+                 PushStale, Committed, Restarted, Ended, Evaluated, Left, Refused, StopRequested, Interrupted>;
 
 // --- What to do. ---
 
@@ -198,6 +200,7 @@ class BlockLoop {
   std::vector<Action> On(const Left&);
   std::vector<Action> On(const Refused& refused);
   std::vector<Action> On(const StopRequested&);
+  std::vector<Action> On(const Interrupted&);
 
   std::vector<Action> MakeInitialModel();
   std::vector<Action> GoToRound(uint64_t round);

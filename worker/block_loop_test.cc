@@ -219,6 +219,16 @@ TEST_F(BlockLoopTest, StopWhileWaitingLeavesAtOnce) {
   EXPECT_EQ(Take(), "> StopRequested\n< Leave: asked to stop\n");
 }
 
+TEST_F(BlockLoopTest, ACallThatWasCutShortMeansLeavingFromAnyPhase) {
+  StartTraining();
+  Put(Trained{});
+  Put(Interrupted{});
+  EXPECT_EQ(Take(), "> Trained\n< Push round=1\n> Interrupted\n< Leave: asked to stop\n");
+  BlockLoop joining({});
+  joining.Step(Start{});
+  EXPECT_EQ(ToString(joining.Step(Interrupted{}).at(0)), "Finish stopped: asked to stop");
+}
+
 TEST_F(BlockLoopTest, StopBeforeJoiningJustEnds) {
   Put(Start{});
   Put(StopRequested{});

@@ -12,7 +12,7 @@ namespace bmuf::worker {
 namespace {
 
 Event EventFrom(const absl::Status& error) {
-  if (absl::IsCancelled(error)) return StopRequested{};
+  if (absl::IsCancelled(error)) return Interrupted{};
   Refused refused;
   refused.reason = std::string(error.message());
   if (ReasonOf(error) != v1::REASON_UNSPECIFIED)

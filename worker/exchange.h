@@ -13,7 +13,7 @@
 namespace bmuf::worker {
 
 // Calls come from one thread, except Interrupt. Each blocks until it can answer, however long that takes, and answers
-// with one of the events that block_loop.h lists at the action of its name; or StopRequested once interrupted; or
+// with one of the events that block_loop.h lists at the action of its name; or Interrupted; or
 // Refused when nothing but a person helps. Retries and re-attaching happen inside.
 class Exchange {
  public:
@@ -30,7 +30,7 @@ class Exchange {
   // Left in any case: a coordinator that does not hear it will see the lease end. Not subject to Interrupt.
   virtual Event Leave(const std::string& reason) = 0;
 
-  // Makes the waiting calls (Join, AwaitRound, AwaitCommit) answer StopRequested, now and from now on. Thread-safe.
+  // Makes the waiting calls (Join, AwaitRound, AwaitCommit) answer Interrupted, now and from now on. Thread-safe.
   virtual void Interrupt() = 0;
 };
 

@@ -175,7 +175,7 @@ int Main(int argc, char** argv) {
   if (!finish.ok()) return Fail(kExitInternal, finish.status());
   const int code = ExitCodeOf(finish->outcome);
   if (code != kExitDone) return Fail(code, absl::UnknownError(finish->reason));
-  if (finish->outcome == Finish::Outcome::kStopped) report.Line("stopped at a block boundary; left the job");
+  if (finish->outcome == Finish::Outcome::kStopped) report.Line("stopped by a signal");
   return code;
 }
 

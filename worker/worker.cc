@@ -50,23 +50,26 @@ absl::StatusOr<Finish> Worker::Run() {
   return finish;
 }
 
+std::vector<Action> Worker::StopIfRequested() {
+  if (!stop_requested_.load() || std::exchange(told_to_stop_, true)) return {};
+  std::vector<Action> actions = loop_.Step(StopRequested{});
+  if (actions.empty()) report_.Line("stopping at the end of this block");
+  return actions;
+}
+
 absl::StatusOr<Finish> Worker::RunUntilFinished() {
-  std::vector<Action> actions = loop_.Step(Start{});
-  bool told_to_stop = false;
+  std::vector<Action> actions = StopIfRequested();
+  if (actions.empty()) actions = loop_.Step(Start{});
   while (true) {
-    if (stop_requested_.load() && !std::exchange(told_to_stop, true)) {
-      std::vector<Action> instead = loop_.Step(StopRequested{});
-      if (!instead.empty()) actions = std::move(instead);
-      if (!loop_.done()) report_.Line("stopping at the end of this block");
-    }
     std::optional<Event> event;
     for (const Action& action : actions) {
       if (const auto* finish = std::get_if<Finish>(&action)) return *finish;
       ASSIGN_OR_RETURN(event, Perform(action));
     }
     if (!event.has_value()) return absl::InternalError("the block loop waits for nothing");
-    if (std::holds_alternative<StopRequested>(*event)) told_to_stop = true;
-    std::vector<Action> next = loop_.Step(*event);
+    // Before the event, which may be the start of a block that is no longer wanted.
+    std::vector<Action> next = StopIfRequested();
+    if (next.empty()) next = loop_.Step(*event);
     if (!next.empty()) {
       actions = std::move(next);
     } else if (Waits(actions.back())) {

@@ -38,6 +38,8 @@ class Worker {
 
  private:
   absl::StatusOr<Finish> RunUntilFinished();
+  // Once after RequestStop: tells the loop. The actions that take the place of what was under way, if any.
+  std::vector<Action> StopIfRequested();
   // Performs one action; the event is empty for actions that lead to none.
   absl::StatusOr<std::optional<Event>> Perform(const Action& action);
   absl::StatusOr<Event> DoTrain(const Train& train);
@@ -55,6 +57,7 @@ class Worker {
 
   // Confined to the thread of Run.
   BlockLoop loop_;
+  bool told_to_stop_ = false;
   ModelState base_;   // The version pulled last.
   ModelState local_;  // What the last block made of it.
   v1::BlockFacts facts_;

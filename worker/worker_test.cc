@@ -172,7 +172,7 @@ class FakeExchange : public Exchange {
   }
   Event AwaitRound(uint64_t round) override {
     Note(absl::StrCat("await ", round));
-    if (interrupted) return StopRequested{};
+    if (interrupted) return Interrupted{};
     if (round == 0) return Committed{0, 1, true, false};
     return RoundStarted{round, round - 1, 3, 8, 2, 100 * round};
   }
@@ -191,7 +191,7 @@ class FakeExchange : public Exchange {
   }
   Event AwaitCommit(uint64_t round) override {
     Note(absl::StrCat("commit ", round));
-    if (interrupted) return StopRequested{};
+    if (interrupted) return Interrupted{};
     model = pushed.Clone();
     version = round;
     return Committed{round, round + 1, true, round == max_rounds};
