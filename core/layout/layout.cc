@@ -75,6 +75,8 @@ absl::StatusOr<std::shared_ptr<const Layout>> Layout::Create(v1::Manifest manife
       return BadTensor(spec, i, absl::StrCat("its name must have 1 to ", limits::kMaxTensorNameBytes, " bytes"));
     }
     if (!names.insert(spec.name()).second) return BadTensor(spec, i, "its name appears twice");
+    // The one key of a safetensors header that is not a tensor.
+    if (spec.name() == "__metadata__") return BadTensor(spec, i, "its name is reserved by the export format");
     if (static_cast<size_t>(spec.shape_size()) > limits::kMaxTensorRank) {
       return BadTensor(spec, i, absl::StrCat("it has more than ", limits::kMaxTensorRank, " dimensions"));
     }
@@ -86,8 +88,9 @@ absl::StatusOr<std::shared_ptr<const Layout>> Layout::Create(v1::Manifest manife
       }
     }
     if (DTypeBytes(spec.dtype()) == 0 || !RoleAllows(spec.role(), spec.dtype())) {
-      return BadTensor(spec, i, absl::StrCat("role ", static_cast<int>(spec.role()), " with dtype ",
-                                             static_cast<int>(spec.dtype()), " is not possible"));
+      return BadTensor(spec, i,
+                       absl::StrCat("role ", static_cast<int>(spec.role()), " with dtype ",
+                                    static_cast<int>(spec.dtype()), " is not possible"));
     }
     Tensor tensor{spec.name(), spec.dtype(), spec.role(), elements, 0};
     uint64_t* section = nullptr;
@@ -140,9 +143,8 @@ absl::Status Layout::CheckSame(const v1::Manifest& other) const {
   for (int i = 0; i < common; ++i) {
     const std::string ours = manifest_.tensors(i).SerializeAsString();
     if (other.tensors(i).SerializeAsString() == ours) continue;
-    return Error(v1::REASON_MANIFEST_MISMATCH,
-                 absl::StrCat("tensor ", i, " is ", Describe(other.tensors(i)), ", the job has ",
-                              Describe(manifest_.tensors(i))))
+    return Error(v1::REASON_MANIFEST_MISMATCH, absl::StrCat("tensor ", i, " is ", Describe(other.tensors(i)),
+                                                            ", the job has ", Describe(manifest_.tensors(i))))
         .Field(EscapeForLog(other.tensors(i).name()), absl::StrCat("the job has ", Describe(manifest_.tensors(i))));
   }
   if (manifest_.tensors_size() == other.tensors_size()) return absl::OkStatus();

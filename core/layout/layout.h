@@ -1,9 +1,9 @@
 // Where each tensor lies in a payload and in memory.
 //
 // Problem: a model is many named tensors, but transfer, sums and updates want long runs of numbers.
-// Idea: a checked manifest becomes two sections: all tensors of role BMUF as one vector of float, all others (but LOCAL)
-// as raw bytes; both in manifest order. types.proto describes the payload, this class computes it.
-// Usage: ASSIGN_OR_RETURN(auto layout, Layout::Create(manifest)); layout->PayloadBytes(v1::CODEC_BF16);
+// Idea: a checked manifest becomes two sections: all tensors of role BMUF as one vector of float, all others (but
+// LOCAL) as raw bytes; both in manifest order. types.proto describes the payload, this class computes it. Usage:
+// ASSIGN_OR_RETURN(auto layout, Layout::Create(manifest)); layout->PayloadBytes(v1::CODEC_BF16);
 #ifndef BMUF_CORE_LAYOUT_LAYOUT_H_
 #define BMUF_CORE_LAYOUT_LAYOUT_H_
 

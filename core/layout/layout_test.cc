@@ -77,6 +77,8 @@ TEST(LayoutTest, RefusesWhatAHostileManifestCouldTry) {
   EXPECT_TRUE(refused(m)) << "twice";
   Add(m = good, "", {2});
   EXPECT_TRUE(refused(m)) << "no name";
+  Add(m = good, "__metadata__", {2});
+  EXPECT_TRUE(refused(m)) << "reserved in exported files";
   Add(m = good, std::string(limits::kMaxTensorNameBytes + 1, 'x'), {2});
   EXPECT_TRUE(refused(m)) << "long name";
   Add(m = good, "b", {2, 0});
