@@ -70,8 +70,8 @@ class JobModel {
   // Adds a verified delta. Errors: REASON_OUT_OF_RANGE_DELTA; nothing is changed then.
   absl::Status Fold(const Staging& staging, float max_abs, double weight, double scale, uint32_t rank);
 
-  // Computes the next version from the sum. `outer` is this round's resolved rule. Errors: REASON_INTERNAL if the result
-  // is not finite or the total weight is 0; nothing is changed then.
+  // Computes the next version from the sum. `outer` is this round's resolved rule. Errors: REASON_INTERNAL if the
+  // result is not finite or the total weight is 0; nothing is changed then.
   absl::StatusOr<PreparedCommit> Prepare(RoundId round, const v1::OuterOptimizer& outer, uint32_t trajectories,
                                          double momentum_rescale);
 

@@ -30,7 +30,7 @@ class SafetensorsView {
 
  private:
   const std::shared_ptr<const Version> version_;
-  std::string header_;   // With its length.
+  std::string header_;  // With its length.
   PayloadView payload_;
 };
 

@@ -52,8 +52,8 @@ absl::Status Staging::Append(uint64_t offset, absl::Span<const uint8_t> data, ui
                  absl::StrCat("a chunk has 1 to ", limits::kMaxChunkBytes, " bytes, not ", data.size()));
   }
   if (offset != received_bytes_) {
-    return Error(v1::REASON_OFFSET_MISMATCH, absl::StrCat("the chunk starts at byte ", offset, ", byte ",
-                                                          received_bytes_, " comes next"))
+    return Error(v1::REASON_OFFSET_MISMATCH,
+                 absl::StrCat("the chunk starts at byte ", offset, ", byte ", received_bytes_, " comes next"))
         .With("offset", received_bytes_);
   }
   if (data.size() > payload_.size() - received_bytes_) {
@@ -71,8 +71,8 @@ absl::Status Staging::Append(uint64_t offset, absl::Span<const uint8_t> data, ui
 
 absl::Status Staging::Finish(uint32_t digest) {
   if (received_bytes_ != payload_.size()) {
-    return Error(v1::REASON_OFFSET_MISMATCH, absl::StrCat("the end came after ", received_bytes_, " of ",
-                                                          payload_.size(), " bytes"))
+    return Error(v1::REASON_OFFSET_MISMATCH,
+                 absl::StrCat("the end came after ", received_bytes_, " of ", payload_.size(), " bytes"))
         .With("offset", received_bytes_);
   }
   if (digest != crc32c_) {

@@ -46,8 +46,8 @@ class Staging {
   // then everything received is forgotten, since nobody knows which part is wrong.
   absl::Status Finish(uint32_t digest);
 
-  // Decodes and scans everything; long for a large model, so called on a compute thread. Errors: REASON_NON_FINITE_DELTA
-  // naming tensor and index, REASON_BAD_CODEC. Requires that Finish succeeded.
+  // Decodes and scans everything; long for a large model, so called on a compute thread. Errors:
+  // REASON_NON_FINITE_DELTA naming tensor and index, REASON_BAD_CODEC. Requires that Finish succeeded.
   absl::StatusOr<Verified> Verify(const Kernels& kernels, ThreadPool& pool) const;
 
   // Calls `body(begin, values)` for consecutive ranges of the decoded BMUF section, in parallel, splits at multiples of

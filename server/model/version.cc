@@ -51,8 +51,8 @@ Version::Version(ModelVersion id, std::shared_ptr<const Layout> layout, AlignedB
 
 absl::StatusOr<PayloadView> Version::Payload(v1::ModelKind kind, v1::Codec codec, const Kernels& kernels) const {
   if (codec != v1::CODEC_FP32 && codec != v1::CODEC_BF16) {
-    return Error(v1::REASON_BAD_CODEC, absl::StrCat("a model is sent as FP32 or BF16, not as codec ",
-                                                    static_cast<int>(codec)));
+    return Error(v1::REASON_BAD_CODEC,
+                 absl::StrCat("a model is sent as FP32 or BF16, not as codec ", static_cast<int>(codec)));
   }
   if (kind == v1::MODEL_KIND_UNSPECIFIED) kind = v1::MODEL_KIND_BROADCAST;
   if (kind == v1::MODEL_KIND_MODEL && model_.empty()) kind = v1::MODEL_KIND_BROADCAST;
@@ -72,8 +72,8 @@ absl::StatusOr<PayloadView> Version::Payload(v1::ModelKind kind, v1::Codec codec
     if (codec == v1::CODEC_FP32 && kind == v1::MODEL_KIND_BROADCAST) {
       encoded.view.digest = digest_;
     } else {
-      encoded.view.digest = ExtendCrc32c(Crc32c(encoded.view.bmuf.data(), encoded.view.bmuf.size()),
-                                         auxiliary_.data(), auxiliary_.size());
+      encoded.view.digest = ExtendCrc32c(Crc32c(encoded.view.bmuf.data(), encoded.view.bmuf.size()), auxiliary_.data(),
+                                         auxiliary_.size());
     }
   }
   return encoded.view;

@@ -51,8 +51,8 @@ class Version {
   // CRC32C of the broadcast's FP32 payload.
   uint32_t digest() const { return digest_; }
 
-  // The payload of a kind in a codec, encoded at the first call and shared from then on; the first call for a codec that
-  // is not FP32 takes long for a large model. Errors: REASON_BAD_CODEC for a codec that is not FP32 or BF16.
+  // The payload of a kind in a codec, encoded at the first call and shared from then on; the first call for a codec
+  // that is not FP32 takes long for a large model. Errors: REASON_BAD_CODEC for a codec that is not FP32 or BF16.
   absl::StatusOr<PayloadView> Payload(v1::ModelKind kind, v1::Codec codec, const Kernels& kernels) const
       ABSL_LOCKS_EXCLUDED(mu_);
 
