@@ -41,9 +41,9 @@ struct TensorView {
 struct Options {
   std::string target;  // "host:port" or any gRPC target.
   std::string job;
-  std::string worker;  // Unique in the job, the same over restarts of the process.
-  uint32_t trajectories = 1;              // Independent devices behind this worker, averaged by the caller.
-  v1::Codec codec = v1::CODEC_FP32;       // Of pushes. Lossy ones keep the rounding error for the next block.
+  std::string worker;                           // Unique in the job, the same over restarts of the process.
+  uint32_t trajectories = 1;                    // Independent devices behind this worker, averaged by the caller.
+  v1::Codec codec = v1::CODEC_FP32;             // Of pushes. Lossy ones keep the rounding error for the next block.
   absl::Duration patience = absl::Minutes(10);  // How long a lost coordinator is waited for.
   std::function<void(const std::string&)> log;  // One line at a time, from any thread; must not block.
 };
@@ -61,8 +61,8 @@ struct BlockFacts {
 class Session {
  public:
   // Becomes a member, brings the initial model if asked to (the tensors as they are, after the job's warm-up steps if
-  // `train_alone` is given), loads the global model and blocks until the first block may begin. Errors: those of Join in
-  // coordinator_service.proto; UNAVAILABLE when the coordinator did not come within `patience`.
+  // `train_alone` is given), loads the global model and blocks until the first block may begin. Errors: those of Join
+  // in coordinator_service.proto; UNAVAILABLE when the coordinator did not come within `patience`.
   static absl::StatusOr<std::unique_ptr<Session>> Join(
       Options options, std::vector<TensorView> tensors,
       std::function<absl::Status(uint32_t warmup_steps)> train_alone = nullptr);
@@ -71,8 +71,8 @@ class Session {
   ~Session();
 
   // Ends a block: pushes local minus broadcast, waits for the commit, loads the new model into the tensors and waits
-  // until the next block may begin. A delta that came too late is dropped, as the protocol demands, and the newest model
-  // loaded. No effect when done().
+  // until the next block may begin. A delta that came too late is dropped, as the protocol demands, and the newest
+  // model loaded. No effect when done().
   absl::Status Sync(const BlockFacts& facts);
 
   // As Sync, but the exchange runs while the caller trains on: returns as soon as the delta is copied. The exchange is
@@ -87,9 +87,9 @@ class Session {
 
   // The job has ended as planned.
   bool done() const;
-  uint64_t round() const;          // The block in progress.
-  uint64_t version() const;        // The model it started from.
-  uint32_t rank() const;           // First trajectory of this worker among `size`.
+  uint64_t round() const;    // The block in progress.
+  uint64_t version() const;  // The model it started from.
+  uint32_t rank() const;     // First trajectory of this worker among `size`.
   uint32_t size() const;
   uint32_t block_steps() const;
   uint64_t total_samples() const;  // Committed so far; for schedules.

@@ -154,8 +154,9 @@ absl::StatusOr<v1::JoinResponse> Link::JoinOnce() {
   RETURN_IF_ERROR(FromGrpc(stub_->Join(&context, request, &answer)));
   absl::MutexLock lock(&mu_);
   if (answer.session().epoch() < highest_epoch_) {
-    return absl::UnavailableError(absl::StrCat("a coordinator of epoch ", answer.session().epoch(), " answered after one of ",
-                                               highest_epoch_, "; waiting for the newer one"));
+    return absl::UnavailableError(absl::StrCat("a coordinator of epoch ", answer.session().epoch(),
+                                               " answered after one of ", highest_epoch_,
+                                               "; waiting for the newer one"));
   }
   highest_epoch_ = answer.session().epoch();
   joined_ = answer;
@@ -499,7 +500,8 @@ absl::StatusOr<PulledModel> Link::Unpack(const PullProgress& progress) const {
   const v1::PullHeader& header = progress.header;
   const AlignedBuffer<uint8_t>& payload = progress.payload;
   if (Crc32c(payload.data(), payload.size()) != header.payload_digest()) {
-    return absl::DataLossError(absl::StrCat("version ", header.version(), " does not have the digest it was sent with"));
+    return absl::DataLossError(
+        absl::StrCat("version ", header.version(), " does not have the digest it was sent with"));
   }
   PulledModel model;
   model.header = header;

@@ -1,9 +1,9 @@
 // One worker's connection to a coordinator: the calls of CoordinatorService, each blocking until there is news.
 //
-// Problem: links break, coordinators restart, pushes stop half-way; a training loop should hear only what it must decide.
-// Idea: each call retries, resumes and waits by itself and returns one of few outcomes. If the coordinator had to be
-// joined again, the call says so (Rejoined) instead of guessing what that means for the block.
-// Most programs want Session (bmuf.h), which is built on this.
+// Problem: links break, coordinators restart, pushes stop half-way; a training loop should hear only what it must
+// decide. Idea: each call retries, resumes and waits by itself and returns one of few outcomes. If the coordinator had
+// to be joined again, the call says so (Rejoined) instead of guessing what that means for the block. Most programs want
+// Session (bmuf.h), which is built on this.
 #ifndef BMUF_CLIENT_LINK_H_
 #define BMUF_CLIENT_LINK_H_
 

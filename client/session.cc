@@ -116,14 +116,14 @@ struct Session::Impl {
     }
   }
   void WriteAuxiliary(const AlignedBuffer<uint8_t>& from) const {
-    ForEachAuxiliary([&](void* data, uint64_t offset, uint64_t bytes) { std::memcpy(data, from.data() + offset, bytes); });
+    ForEachAuxiliary(
+        [&](void* data, uint64_t offset, uint64_t bytes) { std::memcpy(data, from.data() + offset, bytes); });
   }
 
   // A payload with `x` encoded and the tensors' auxiliary values behind it.
   absl::StatusOr<AlignedBuffer<uint8_t>> MakePayload(v1::Codec codec, absl::Span<const float> x) const {
     ASSIGN_OR_RETURN(const uint64_t encoded, EncodedBytes(codec, x.size()));
-    AlignedBuffer<uint8_t> payload =
-        AlignedBuffer<uint8_t>::Uninitialized(encoded + link->layout()->auxiliary_bytes());
+    AlignedBuffer<uint8_t> payload = AlignedBuffer<uint8_t>::Uninitialized(encoded + link->layout()->auxiliary_bytes());
     RETURN_IF_ERROR(Encode(kernels, codec, x, payload.span().subspan(0, encoded)));
     ForEachAuxiliary([&](void* data, uint64_t offset, uint64_t bytes) {
       std::memcpy(payload.data() + encoded + offset, data, bytes);
@@ -193,23 +193,23 @@ struct Session::Impl {
     while (!done) {
       ASSIGN_OR_RETURN(RoundNews news, link->AwaitRound(round));
       bool begins = false;
-      RETURN_IF_ERROR(std::visit(
-          Overloaded{
-              [&](const v1::RoundStarted& s) -> absl::Status {
-                started = s;
-                begins = true;
-                if (s.base_version() == version && s.base_digest() == base_digest) return absl::OkStatus();
-                return Load(s.base_version(), write);
-              },
-              [&](const v1::RoundCommitted& c) -> absl::Status {  // A round went by without this worker.
-                done = c.job_finished();
-                return Load(std::nullopt, write);
-              },
-              [&](const v1::RoundEnded& e) -> absl::Status { return JobEnded(e); },
-              [&](const client::Rejoined& r) -> absl::Status { return Settle(r.answer, write); },
-              [](const auto&) -> absl::Status { return absl::OkStatus(); },
-          },
-          news));
+      RETURN_IF_ERROR(
+          std::visit(Overloaded{
+                         [&](const v1::RoundStarted& s) -> absl::Status {
+                           started = s;
+                           begins = true;
+                           if (s.base_version() == version && s.base_digest() == base_digest) return absl::OkStatus();
+                           return Load(s.base_version(), write);
+                         },
+                         [&](const v1::RoundCommitted& c) -> absl::Status {  // A round went by without this worker.
+                           done = c.job_finished();
+                           return Load(std::nullopt, write);
+                         },
+                         [&](const v1::RoundEnded& e) -> absl::Status { return JobEnded(e); },
+                         [&](const client::Rejoined& r) -> absl::Status { return Settle(r.answer, write); },
+                         [](const auto&) -> absl::Status { return absl::OkStatus(); },
+                     },
+                     news));
       if (begins) break;
     }
     began = Clock::Real().Now();
@@ -234,8 +234,8 @@ struct Session::Impl {
     if (lossy) {
       AlignedBuffer<float> sent = AlignedBuffer<float>::Uninitialized(delta.size());
       const absl::Span<const uint8_t> all = payload.span();
-      RETURN_IF_ERROR(Decode(kernels, options.codec, all.subspan(0, all.size() - link->layout()->auxiliary_bytes()),
-                             sent.span()));
+      RETURN_IF_ERROR(
+          Decode(kernels, options.codec, all.subspan(0, all.size() - link->layout()->auxiliary_bytes()), sent.span()));
       feedback.Note(kernels, delta.span(), sent.span());
     }
     return payload;
@@ -256,8 +256,8 @@ struct Session::Impl {
   // Pushes until the round's commit was seen, or the delta turned out not to count; then holds the newest model.
   absl::Status Exchange(const AlignedBuffer<uint8_t>& payload, const v1::BlockFacts& facts, bool write) {
     while (true) {
-      ASSIGN_OR_RETURN(PushNews pushed, link->Push(v1::PAYLOAD_KIND_DELTA, round, base_digest, options.codec,
-                                                   payload.span(), facts));
+      ASSIGN_OR_RETURN(PushNews pushed,
+                       link->Push(v1::PAYLOAD_KIND_DELTA, round, base_digest, options.codec, payload.span(), facts));
       if (std::holds_alternative<client::Stale>(pushed)) {
         feedback.Drop();
         return Load(std::nullopt, write);
@@ -327,11 +327,10 @@ absl::Status Session::SyncAsync(const BlockFacts& facts) {
   if (impl_->done) return absl::OkStatus();
   impl_->sent_from = impl_->ReadBmuf();
   ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, impl_->DeltaPayload(impl_->sent_from));
-  impl_->exchange = std::thread(
-      [impl = impl_.get(), payload = std::move(payload), message = impl_->FactsOf(facts)] {
-        impl->exchange_status = impl->Exchange(payload, message, /*write=*/false);
-        if (impl->exchange_status.ok()) impl->exchange_status = impl->BeginBlock(/*write=*/false);
-      });
+  impl_->exchange = std::thread([impl = impl_.get(), payload = std::move(payload), message = impl_->FactsOf(facts)] {
+    impl->exchange_status = impl->Exchange(payload, message, /*write=*/false);
+    if (impl->exchange_status.ok()) impl->exchange_status = impl->BeginBlock(/*write=*/false);
+  });
   return absl::OkStatus();
 }
 

@@ -64,9 +64,7 @@ class Commands {
         grpc::CreateCustomChannel(flags.server, grpc::InsecureChannelCredentials(), arguments));
   }
 
-  int Jobs() {
-    return Call<v1::ListJobsResponse>(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), JobsTable);
-  }
+  int Jobs() { return Call<v1::ListJobsResponse>(&v1::AdminService::Stub::ListJobs, v1::ListJobsRequest(), JobsTable); }
 
   int Create() {
     v1::CreateJobRequest request;
@@ -80,9 +78,9 @@ class Commands {
       if (!merged.ok()) return Fail(kUsage, std::string(merged.message()));
     }
     if (int code = ApplySettings(*request.mutable_config()); code != kOk) return code;
-    return Call<v1::CreateJobResponse>(
-        &v1::AdminService::Stub::CreateJob, request,
-        [](const auto& r) { return absl::StrCat("created job ", r.job().name(), "\n", ToYaml(r.job().config())); });
+    return Call<v1::CreateJobResponse>(&v1::AdminService::Stub::CreateJob, request, [](const auto& r) {
+      return absl::StrCat("created job ", r.job().name(), "\n", ToYaml(r.job().config()));
+    });
   }
 
   int Set() {
@@ -295,9 +293,10 @@ class Commands {
 
 int Main(int argc, char** argv) {
   Flags flags;
-  CLI::App app("Operates a bmuf-coordinator.\n\nExit codes: 0 done, 1 refused by the coordinator, 64 wrong usage, "
-               "69 no answer, 74 cannot write a file.",
-               "bmufctl");
+  CLI::App app(
+      "Operates a bmuf-coordinator.\n\nExit codes: 0 done, 1 refused by the coordinator, 64 wrong usage, "
+      "69 no answer, 74 cannot write a file.",
+      "bmufctl");
   app.require_subcommand(1);
   app.fallthrough();
   app.add_option("--server", flags.server, "Address of the daemon")->envname("BMUF_SERVER")->capture_default_str();

@@ -101,14 +101,15 @@ std::string StatusText(const v1::JobStatus& status) {
                   absl::StrFormat(", block learning rate %g, block momentum %g", status.block_learning_rate(),
                                   status.block_momentum()),
                   ", ", status.total_samples(), " samples\n");
-  absl::StrAppend(&text, "round ", round.round(), round.attempt() > 1 ? absl::StrCat(", attempt ", round.attempt()) : "",
-                  ": ", Name(round.phase()), ", have ", round.have(), " of ", round.expected(), " (need ", round.need(),
-                  "), open for ", Short(round.open_for()), "\n");
+  absl::StrAppend(&text, "round ", round.round(),
+                  round.attempt() > 1 ? absl::StrCat(", attempt ", round.attempt()) : "", ": ", Name(round.phase()),
+                  ", have ", round.have(), " of ", round.expected(), " (need ", round.need(), "), open for ",
+                  Short(round.open_for()), "\n");
   if (!round.reason().empty()) absl::StrAppend(&text, "  ", round.reason(), "\n");
   if (round.has_deadline()) {
     const absl::Time deadline = absl::FromUnixSeconds(round.deadline().seconds());
-    absl::StrAppend(&text, "  next deadline at ", absl::FormatTime("%H:%M:%S", deadline, absl::LocalTimeZone()), ", in ",
-                    Short(round.time_to_deadline()), "\n");
+    absl::StrAppend(&text, "  next deadline at ", absl::FormatTime("%H:%M:%S", deadline, absl::LocalTimeZone()),
+                    ", in ", Short(round.time_to_deadline()), "\n");
   }
   if (status.workers().empty()) return text;
   Table table({"WORKER", "STATE", "PART", "UPLOAD", "STEPS", "SILENT", "ROUNDS", "REFUSED", "LAST BLOCK"});
@@ -144,9 +145,10 @@ std::string RoundsTable(const v1::ListRoundsResponse& rounds) {
                "TOOK", "DIGEST", "CLOSED BECAUSE"});
   for (const v1::RoundRecord& r : rounds.rounds()) {
     table.Add({absl::StrCat(r.round()), absl::StrCat(r.contributions_size(), " of ", r.expected()),
-               absl::StrFormat("%g", r.total_weight()), Name(r.variant()), absl::StrFormat("%g", r.block_learning_rate()),
-               absl::StrFormat("%g", r.block_momentum()), absl::StrFormat("%.4g", r.mean_norm()), Metric(r, "loss", "4"),
-               Metric(r, "accuracy", "4"), Short(r.duration()), absl::StrFormat("%08x", r.model_digest()), r.reason()});
+               absl::StrFormat("%g", r.total_weight()), Name(r.variant()),
+               absl::StrFormat("%g", r.block_learning_rate()), absl::StrFormat("%g", r.block_momentum()),
+               absl::StrFormat("%.4g", r.mean_norm()), Metric(r, "loss", "4"), Metric(r, "accuracy", "4"),
+               Short(r.duration()), absl::StrFormat("%08x", r.model_digest()), r.reason()});
   }
   return table.ToString();
 }
@@ -173,9 +175,9 @@ std::string ProgressLine(const v1::JobStatus& status, int width) {
   const double fraction = round.expected() == 0 ? 0 : std::min(1.0, done / round.expected());
   constexpr int kBar = 20;
   const int filled = static_cast<int>(fraction * kBar);
-  std::string line = absl::StrCat("round ", round.round(), " [", std::string(filled, '#'),
-                                  std::string(kBar - filled, '.'), "] ", round.have(), "/", round.expected(), " ",
-                                  round.reason());
+  std::string line =
+      absl::StrCat("round ", round.round(), " [", std::string(filled, '#'), std::string(kBar - filled, '.'), "] ",
+                   round.have(), "/", round.expected(), " ", round.reason());
   if (static_cast<int>(line.size()) > width) line = line.substr(0, std::max(0, width));
   return line;
 }

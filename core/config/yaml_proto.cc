@@ -133,7 +133,8 @@ class Reader {
         return absl::OkStatus();
       case FieldDescriptor::CPPTYPE_BOOL: {
         if (text != "true" && text != "false") return wrong("true or false");
-        add ? reflection->AddBool(&message, field, text == "true") : reflection->SetBool(&message, field, text == "true");
+        add ? reflection->AddBool(&message, field, text == "true")
+            : reflection->SetBool(&message, field, text == "true");
         return absl::OkStatus();
       }
       case FieldDescriptor::CPPTYPE_ENUM: {
@@ -215,7 +216,8 @@ void EmitValue(const Message& message, const FieldDescriptor* field, int index, 
       break;
     }
     case FieldDescriptor::CPPTYPE_STRING:
-      out << YAML::DoubleQuoted << (repeated ? r->GetRepeatedString(message, field, index) : r->GetString(message, field));
+      out << YAML::DoubleQuoted
+          << (repeated ? r->GetRepeatedString(message, field, index) : r->GetString(message, field));
       break;
     case FieldDescriptor::CPPTYPE_BOOL:
       out << (repeated ? r->GetRepeatedBool(message, field, index) : r->GetBool(message, field));
@@ -279,8 +281,7 @@ absl::Status MergeYaml(const std::string& text, const std::string& origin, Messa
     }
     return Reader(origin).Fill(documents[0], message);
   } catch (const YAML::Exception& e) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(origin, ":", e.mark.line + 1, ":", e.mark.column + 1, ": ", e.msg));
+    return absl::InvalidArgumentError(absl::StrCat(origin, ":", e.mark.line + 1, ":", e.mark.column + 1, ": ", e.msg));
   }
 }
 

@@ -1,9 +1,9 @@
 // Configuration: YAML text <-> a protobuf message, strictly.
 //
 // Problem: a misspelt key that is silently ignored costs a week of training.
-// Idea: the message's descriptor is the schema. Unknown, repeated and badly typed entries are errors with their line and
-// column; durations and sizes carry units.
-// Usage:  v1::DaemonConfig config;  RETURN_IF_ERROR(MergeYaml(text, "server.yaml", config));
+// Idea: the message's descriptor is the schema. Unknown, repeated and badly typed entries are errors with their line
+// and column; durations and sizes carry units. Usage:  v1::DaemonConfig config;  RETURN_IF_ERROR(MergeYaml(text,
+// "server.yaml", config));
 //
 // Values: message = mapping; repeated = sequence; map<string, string> = mapping; enum = its name without the enum's
 // prefix, any case ("nesterov"); google.protobuf.Duration = "500ms", "30s", "1h30m"; integer fields whose name ends in
@@ -22,8 +22,8 @@ namespace bmuf {
 // file name) opens each error text. Errors: INVALID_ARGUMENT "origin:line:column: what"; `message` is then unspecified.
 absl::Status MergeYaml(const std::string& text, const std::string& origin, google::protobuf::Message& message);
 
-// Sets one field by its path, for instance ("outer.block_learning_rate", "0.7") or ("labels.owner", "ml"). `value` is read
-// as a YAML value. Errors: INVALID_ARGUMENT naming the path; `message` is then unchanged.
+// Sets one field by its path, for instance ("outer.block_learning_rate", "0.7") or ("labels.owner", "ml"). `value` is
+// read as a YAML value. Errors: INVALID_ARGUMENT naming the path; `message` is then unchanged.
 absl::Status SetField(const std::string& path, const std::string& value, google::protobuf::Message& message);
 
 // The set fields of `message` as YAML that MergeYaml reads back to the same message.
