@@ -1,6 +1,7 @@
 // Kernels against the machine's memory: how close each loop comes to a STREAM triad of the same run.
 //
-// bazel run -c opt //core/kernels:kernels_benchmark
+// bazel run -c opt //core/kernels:kernels_benchmark -- --benchmark_repetitions=5 \
+//     --benchmark_enable_random_interleaving=true --benchmark_report_aggregates_only=true
 //
 // bytes_per_second counts every byte a loop reads or writes once. Arrays are far larger than a cache. Each loop runs in
 // every instruction set of the machine; the triad is a[i] = b[i] + s * c[i] on floats.
@@ -16,7 +17,7 @@
 namespace bmuf {
 namespace {
 
-constexpr size_t kElements = size_t{1} << 24;
+constexpr size_t kElements = size_t{1} << 23;
 
 AlignedBuffer<float> Numbers(float scale) {
   AlignedBuffer<float> x = AlignedBuffer<float>::Uninitialized(kElements);
