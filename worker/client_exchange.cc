@@ -60,6 +60,7 @@ Joined ClientExchange::JoinedFrom(const v1::JoinResponse& answer) {
   // A coordinator that went back to an older version: the residual belongs to rounds that never were.
   if (answer.version() < newest_version_) feedback_.Reset();
   newest_version_ = answer.version();
+  if (answer.need_initial_model()) initial_delivered_ = false;
   Joined joined;
   joined.round = answer.round();
   joined.need_initial_model = answer.need_initial_model();
@@ -91,6 +92,7 @@ Event ClientExchange::UploadInitial(const ModelState& model) {
     return EventFrom(news.status());
   }
   if (const auto* rejoined = std::get_if<client::Rejoined>(&*news)) return JoinedFrom(rejoined->answer);
+  initial_delivered_ = true;
   return InitialUploaded{};
 }
 
@@ -105,7 +107,8 @@ Event ClientExchange::AwaitRound(uint64_t round) {
     if (const auto* c = std::get_if<v1::RoundCommitted>(&*news)) return CommittedFrom(*c);
     if (const auto* e = std::get_if<v1::RoundEnded>(&*news)) return EndedFrom(*e);
     if (const auto* r = std::get_if<client::Rejoined>(&*news)) return JoinedFrom(r->answer);
-    if (std::holds_alternative<client::Elected>(*news)) return Elected{};
+    // The link repeats what Join said, also to one that has delivered already.
+    if (std::holds_alternative<client::Elected>(*news) && !initial_delivered_) return Elected{};
     // RoundRestarted: this worker has sent nothing yet; it is told when the round starts.
   }
 }

@@ -52,6 +52,7 @@ class ClientExchange : public Exchange {
   // Confined to the calling thread.
   uint32_t base_digest_ = 0;  // Of the version pulled last.
   uint64_t newest_version_ = 0;
+  bool initial_delivered_ = false;         // The coordinator took this worker's initial model.
   std::optional<uint64_t> payload_round_;  // payload_ is the delta for it; pushed again as it is.
   AlignedBuffer<uint8_t> payload_;
   AlignedBuffer<float> delta_;
