@@ -364,7 +364,7 @@ TEST_P(KernelsTest, FindsTheFirstNonFiniteWhereverItIs) {
     std::vector<float> x(n, std::numeric_limits<float>::max());
     EXPECT_EQ(kernels_.first_non_finite(x.data(), n), n);
     for (const float bad : {kNaN, -kInfinity, kInfinity}) {
-      for (size_t at = 0; at<n; at += n> 100 ? 97 : 1) {
+      for (size_t at = 0; at < n; ++at) {
         std::vector<float> y = x;
         y[at] = bad;
         y[n - 1] = kNaN;
