@@ -43,9 +43,9 @@ std::vector<std::string> EnvironmentVariables() {
   const auto* type = v1::DaemonConfig::descriptor();
   for (int i = 0; i < type->field_count(); ++i) {
     const auto* field = type->field(i);
-    const bool is_scalar = !field->is_repeated() &&
-                           (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE ||
-                            field->message_type()->full_name() == "google.protobuf.Duration");
+    const bool is_scalar =
+        !field->is_repeated() && (field->cpp_type() != google::protobuf::FieldDescriptor::CPPTYPE_MESSAGE ||
+                                  field->message_type()->full_name() == "google.protobuf.Duration");
     if (is_scalar) names.push_back("BMUF_" + absl::AsciiStrToUpper(field->name()));
   }
   return names;
@@ -95,7 +95,8 @@ absl::StatusOr<v1::DaemonConfig> ResolveDaemonConfig(const ConfigSources& source
   for (int i = 0; i < config.jobs_size(); ++i) {
     const v1::ConfiguredJob& job = config.jobs(i);
     const std::string field = absl::StrCat("jobs[", i, "]");
-    if (absl::Status name = ValidateName("name", job.name()); !name.ok()) return Wrong(field, std::string(name.message()));
+    if (absl::Status name = ValidateName("name", job.name()); !name.ok())
+      return Wrong(field, std::string(name.message()));
     if (!names.insert(job.name()).second) return Wrong(field, absl::StrCat("job ", job.name(), " appears twice"));
     v1::JobConfig merged = config.job_defaults();
     merged.MergeFrom(job.config());

@@ -22,8 +22,8 @@ struct ConfigSources {
   std::vector<std::pair<std::string, std::string>> flags;  // Path and value, as for SetField.
 };
 
-// The configuration with every default filled in and checked: addresses, names, job rules. `cores` and `memory_bytes` are
-// the machine's. Errors: INVALID_ARGUMENT saying which source is wrong, with file and line where it is the file.
+// The configuration with every default filled in and checked: addresses, names, job rules. `cores` and `memory_bytes`
+// are the machine's. Errors: INVALID_ARGUMENT saying which source is wrong, with file and line where it is the file.
 absl::StatusOr<v1::DaemonConfig> ResolveDaemonConfig(const ConfigSources& sources, uint32_t cores,
                                                      uint64_t memory_bytes);
 

@@ -1,7 +1,9 @@
-// bmuf-coordinator: the only place that knows every concrete class.
-#include <fcntl.h>
-#include <sys/signalfd.h>
-#include <sys/stat.h>
+// bmuf-coordinator: the only place that knows every concrete class of the server.
+#include <grpc/support/log.h>
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/sysinfo.h>
+#include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,28 +13,41 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
+#include <limits>
+#include <map>
 #include <memory>
-#include <random>
+#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "CLI/CLI.hpp"
+#include "absl/strings/ascii.h"
+#include "absl/strings/escaping.h"
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
+#include "absl/strings/str_replace.h"
 #include "absl/synchronization/notification.h"
-#include "core/base/clock.h"
+#include "bmuf/v1/config.pb.h"
+#include "core/base/error.h"
+#include "core/base/limits.h"
+#include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "core/base/thread_pool.h"
 #include "core/config/yaml_proto.h"
 #include "core/kernels/kernels.h"
 #include "server/coordinator/coordinator.h"
-#include "server/daemon_config.h"
-#include "server/model/memory_budget.h"
-#include "server/ops/http_server.h"
+#include "server/coordinator/loop.h"
+#include "server/ops/http.h"
 #include "server/ops/log.h"
 #include "server/ops/metrics.h"
+#include "server/ops/open_calls.h"
 #include "server/service/grpc_server.h"
+#include "server/service/services.h"
+#include "server/service/telemetry.h"
+#include "server/service/watchdog.h"
 #include "server/storage/memory_ledger.h"
 
 namespace bmuf {
@@ -40,322 +55,465 @@ namespace {
 
 constexpr char kBuild[] = "0.1.0";
 
-// As documented in --help.
-enum ExitCode { kDrained = 0, kUsage = 64, kInternal = 70, kIo = 74, kInsecure = 78 };
+constexpr int kExitOk = 0;
+constexpr int kExitJobFailed = 1;
+constexpr int kExitConfig = 64;
+constexpr int kExitIo = 74;
+constexpr int kExitInsecure = 78;
 
-constexpr char kDescription[] =
-    "Keeps a global model, applies block learning rate and block momentum to the block deltas of its workers, and "
-    "broadcasts the result.\n\n"
-    "Configuration: defaults, then --config FILE (YAML), then environment (BMUF_LISTEN, BMUF_LOG_LEVEL, ...), then flags.\n"
-    "Signals: SIGTERM or SIGINT lets the open rounds end (at most drain_timeout) and exits 0; a second one exits at once.\n"
-    "Exit codes: 0 drained, or all jobs finished with exit_when_done; 64 wrong usage or configuration; 70 internal "
-    "fault, or a job failed with exit_when_done; 74 I/O, port taken; 78 insecure configuration.";
+constexpr char kExitCodes[] =
+    "Exit status:\n"
+    "   0  drained, or all jobs finished (exit_when_done)\n"
+    "   1  a job failed (exit_when_done)\n"
+    "  64  mistake in the configuration or on the command line\n"
+    "  65  the state is damaged (not in this build: state is in memory)\n"
+    "  70  internal check failed\n"
+    "  74  input or output: an address cannot be listened on, a file cannot be written, state cannot be kept\n"
+    "  75  another daemon has taken over the state\n"
+    "  78  plaintext beyond this machine was not asked for\n"
+    " 128+n  a second signal n ended the drain\n"
+    "\n"
+    "Configuration: defaults < file (--config) < environment (BMUF_LISTEN, BMUF_LOG_LEVEL, ...) < flags.\n";
 
-// An unguessable session token.
-std::string RandomToken() {
-  static thread_local std::random_device device;
-  std::string token;
-  for (int i = 0; i < 4; ++i) absl::StrAppendFormat(&token, "%08x", device());
-  return token;
-}
+// Answers of the coordinator that main waits for.
+constexpr absl::Duration kStatusTime = absl::Seconds(1);
+// How long transfers may go on after the drain.
+constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
 
-// What the coordinator says, as log lines.
-class LogObserver : public coordinator::Observer {
- public:
-  explicit LogObserver(ops::Log& log) : log_(log) {}
-
-  void OnAnnouncement(const coordinator::Announcement& a) override {
-    ops::LogLine line;
-    switch (a.level) {
-      case coordinator::Announcement::Level::kDebug:
-        line.level = spdlog::level::debug;
-        break;
-      case coordinator::Announcement::Level::kWarning:
-        line.level = spdlog::level::warn;
-        break;
-      case coordinator::Announcement::Level::kError:
-        line.level = spdlog::level::err;
-        break;
-      default:
-        line.level = spdlog::level::info;
-    }
-    line.text = a.text;
-    line.job = a.job;
-    line.round = a.round;
-    line.worker = a.worker;
-    line.reason = a.reason;
-    log_.Write(line);
-  }
-
-  void OnFatal(const absl::Status& why) override {
-    // Nothing more may be acknowledged: the process ends here, and its successor recovers.
-    std::fprintf(stderr, "bmuf-coordinator: state can no longer be kept: %s\n", std::string(why.message()).c_str());
-    std::_Exit(kIo);
-  }
-
- private:
-  ops::Log& log_;
-};
-
-int Fail(ExitCode code, const std::string& text) {
-  std::cerr << "bmuf-coordinator: " << text << std::endl;
+int Fail(int code, const std::string& what) {
+  std::cerr << "bmuf-coordinator: " << what << std::endl;
   return code;
 }
 
-// Written whole or not at all: whoever waits for the file reads complete addresses.
-absl::Status WritePortFile(const std::string& path, const std::string& text) {
-  const std::string temporary = absl::StrCat(path, ".tmp.", getpid());
-  std::ofstream file(temporary, std::ios::trunc);
-  file << text;
-  file.close();
-  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
-    std::remove(temporary.c_str());
-    return absl::UnavailableError(absl::StrCat("cannot write port file ", path));
+// ------------------------------------------------------------------------------------------------- configuration
+
+// Three quarters of what this process may take: the machine's memory or its cgroup's limit.
+uint64_t DefaultMemoryLimit() {
+  struct sysinfo info = {};
+  uint64_t bytes = sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{4} << 30;
+  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    std::ifstream file(path);
+    std::string text;
+    uint64_t limit = 0;
+    if (file >> text && absl::SimpleAtoi(text, &limit) && limit > 0) bytes = std::min(bytes, limit);
+  }
+  return bytes / 4 * 3;
+}
+
+v1::DaemonConfig Defaults() {
+  v1::DaemonConfig config;
+  config.set_listen("127.0.0.1:7070");
+  config.set_compute_threads(std::max(1u, std::thread::hardware_concurrency()));
+  config.set_memory_limit_bytes(DefaultMemoryLimit());
+  config.mutable_drain_timeout()->set_seconds(25);
+  config.set_log_level("info");
+  config.set_kernels("auto");
+  return config;
+}
+
+// Fields that one word can set: those have an environment variable and a flag.
+bool IsScalar(const google::protobuf::FieldDescriptor& field) {
+  if (field.is_repeated()) return false;
+  return field.message_type() == nullptr || field.message_type()->full_name() == "google.protobuf.Duration";
+}
+
+absl::Status SetScalar(const google::protobuf::FieldDescriptor& field, const std::string& value,
+                       v1::DaemonConfig& config) {
+  if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_STRING) {
+    config.GetReflection()->SetString(&config, &field, value);  // As it is: "[::]:0" would mean something in YAML.
+    return absl::OkStatus();
+  }
+  return SetField(field.name(), value, config);
+}
+
+absl::Status CheckConfig(const v1::DaemonConfig& config) {
+  const auto wrong = [](const std::string& field, const std::string& what) {
+    return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
+  };
+  for (const auto& [field, address] :
+       {std::make_pair("listen", config.listen()), std::make_pair("metrics_listen", config.metrics_listen())}) {
+    if (std::string(field) == "metrics_listen" && address.empty()) continue;
+    if (const auto parsed = ops::ParseHostPort(address); !parsed.ok()) {
+      return wrong(field, std::string(parsed.status().message()));
+    }
+  }
+  if (config.compute_threads() < 1 || config.compute_threads() > 1024) return wrong("compute_threads", "1 to 1024");
+  if (config.memory_limit_bytes() < (uint64_t{1} << 20)) return wrong("memory_limit_bytes", "must be at least 1MiB");
+  if (config.drain_timeout().seconds() < 0 || config.drain_timeout().nanos() < 0) {
+    return wrong("drain_timeout", "must not be negative");
+  }
+  const std::set<std::string> levels = {"trace", "debug", "info", "warn", "error"};
+  if (levels.count(config.log_level()) == 0) {
+    return wrong("log_level", absl::StrCat("\"", config.log_level(), "\" is not trace, debug, info, warn or error"));
+  }
+  if (const auto kernels = KernelsByName(config.kernels()); !kernels.ok()) {
+    return wrong("kernels", std::string(kernels.status().message()));
+  }
+  if (static_cast<size_t>(config.jobs_size()) > limits::kMaxJobs) {
+    return wrong("jobs", absl::StrCat("at most ", limits::kMaxJobs));
+  }
+  if (const auto resolved = coordinator::ResolveJobConfig(config.job_defaults(), {}); !resolved.ok()) {
+    // What is only right together with a job's own rules is judged there.
+    if (config.jobs().empty()) return wrong("job_defaults", std::string(resolved.status().message()));
+  }
+  std::set<std::string> names;
+  for (const v1::ConfiguredJob& job : config.jobs()) {
+    if (const absl::Status valid = ValidateName("jobs.name", job.name()); !valid.ok()) {
+      return wrong("jobs", std::string(valid.message()));
+    }
+    if (!names.insert(job.name()).second) return wrong("jobs", absl::StrCat("two jobs are named ", job.name()));
+    if (const auto resolved = coordinator::ResolveJobConfig(config.job_defaults(), job.config()); !resolved.ok()) {
+      return wrong(absl::StrCat("job ", job.name()), std::string(resolved.status().message()));
+    }
   }
   return absl::OkStatus();
 }
 
-// Waits for the answer of an asynchronous call of the coordinator.
-template <typename Response, typename Request>
-absl::StatusOr<Response> CallAndWait(coordinator::Coordinator& coordinator,
-                                     void (coordinator::Coordinator::*method)(Request, coordinator::Reply<Response>),
-                                     Request request) {
-  struct Shared {
-    absl::Notification done;
-    absl::StatusOr<Response> answer = absl::UnknownError("no answer");
-  };
-  auto shared = std::make_shared<Shared>();
-  (coordinator.*method)(std::move(request), [shared](absl::StatusOr<Response> answer) {
-    shared->answer = std::move(answer);
-    shared->done.Notify();
-  });
-  shared->done.WaitForNotification();
-  return std::move(shared->answer);
+// What the command line says beside the configuration.
+struct CommandLine {
+  std::string config_path;
+  bool print_config = false;
+  bool check_config = false;
+  bool insecure = false;
+  std::vector<std::string> jobs;
+  std::map<std::string, std::string> values;  // By field name.
+};
+
+absl::StatusOr<v1::DaemonConfig> LoadConfig(const CommandLine& line) {
+  v1::DaemonConfig config = Defaults();
+  if (!line.config_path.empty()) {
+    std::ifstream file(line.config_path);
+    std::stringstream text;
+    if (!(text << file.rdbuf()) && !file.eof()) {
+      return absl::InvalidArgumentError(absl::StrCat("cannot read ", line.config_path));
+    }
+    if (!file.is_open()) return absl::InvalidArgumentError(absl::StrCat("cannot read ", line.config_path));
+    RETURN_IF_ERROR(MergeYaml(text.str(), line.config_path, config));
+  }
+  const google::protobuf::Descriptor& schema = *v1::DaemonConfig::descriptor();
+  for (int i = 0; i < schema.field_count(); ++i) {
+    const auto& field = *schema.field(i);
+    if (!IsScalar(field)) continue;
+    const std::string variable = absl::StrCat("BMUF_", absl::AsciiStrToUpper(field.name()));
+    if (const char* value = std::getenv(variable.c_str()); value != nullptr) {
+      if (const absl::Status set = SetScalar(field, value, config); !set.ok()) {
+        return absl::InvalidArgumentError(absl::StrCat(variable, ": ", std::string(set.message())));
+      }
+    }
+    if (const auto it = line.values.find(field.name()); it != line.values.end()) {
+      if (const absl::Status set = SetScalar(field, it->second, config); !set.ok()) {
+        return absl::InvalidArgumentError(
+            absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}), ": ", std::string(set.message())));
+      }
+    }
+  }
+  if (line.insecure) config.set_insecure_plaintext(true);
+  for (const std::string& name : line.jobs) {
+    const bool known = std::any_of(config.jobs().begin(), config.jobs().end(),
+                                   [&](const v1::ConfiguredJob& job) { return job.name() == name; });
+    if (!known) config.add_jobs()->set_name(name);
+  }
+  RETURN_IF_ERROR(CheckConfig(config));
+  return config;
 }
 
-int Run(const v1::DaemonConfig& config) {
-  if (!IsLoopback(config.listen()) && !config.insecure_plaintext()) {
-    return Fail(kInsecure, absl::StrCat("listening on ", config.listen(),
-                                        " without TLS would let anyone on the network train; use a loopback address, "
-                                        "or say --insecure-i-understand"));
+// ------------------------------------------------------------------------------------------------------- the daemon
+
+std::string RandomToken() {
+  char bytes[16];
+  // Cannot fail for so few bytes.
+  if (getentropy(bytes, sizeof(bytes)) != 0) std::abort();
+  return absl::BytesToHexString(absl::string_view(bytes, sizeof(bytes)));
+}
+
+// Complete or absent: whoever waits for the file never reads half of it.
+absl::Status WritePortFile(const std::string& path, const std::string& text) {
+  const std::string temporary = absl::StrCat(path, ".new");
+  std::ofstream file(temporary, std::ios::trunc);
+  file << text;
+  file.close();
+  if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    return absl::UnavailableError(absl::StrCat("cannot write ", path));
   }
-  // Before any thread starts, so that all of them leave these signals to the one that waits for them.
+  return absl::OkStatus();
+}
+
+void RaiseFileLimit() {
+  rlimit limit;
+  if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// The daemon's status, or an error if the loop does not answer soon.
+absl::StatusOr<v1::GetStatusResponse> StatusSoon(coordinator::Coordinator& coordinator) {
+  struct Waiter {
+    absl::Notification answered;
+    absl::StatusOr<v1::GetStatusResponse> answer = absl::DeadlineExceededError("the loop does not answer");
+  };
+  auto waiter = std::make_shared<Waiter>();
+  coordinator.GetStatus({}, [waiter](absl::StatusOr<v1::GetStatusResponse> answer) {
+    waiter->answer = std::move(answer);
+    waiter->answered.Notify();
+  });
+  if (!waiter->answered.WaitForNotificationWithTimeout(kStatusTime)) {
+    return absl::DeadlineExceededError("the loop does not answer");
+  }
+  return waiter->answer;
+}
+
+std::string CallsPage(const ops::OpenCalls& calls, const Clock& clock) {
+  std::string page =
+      absl::StrCat(calls.size(), " calls open, ", calls.opened(), " since start\nage deadline method peer\n");
+  const MonotonicTime now = clock.Now();
+  for (const ops::OpenCall& call : calls.List(1000)) {
+    absl::StrAppend(&page, absl::FormatDuration(absl::Trunc(now - call.began, absl::Milliseconds(1))), " ",
+                    call.allowed == absl::InfiniteDuration()
+                        ? "none"
+                        : absl::FormatDuration(absl::Trunc(call.allowed - (now - call.began), absl::Milliseconds(1))),
+                    " ", call.method, " ", call.peer, "\n");
+  }
+  return page;
+}
+
+ops::HttpServer::Handlers Pages(coordinator::Coordinator& coordinator, const ops::Metrics& metrics,
+                                const ops::OpenCalls& calls, const ops::Log& log, const Clock& clock) {
+  const auto with_status = [&coordinator](std::function<ops::HttpAnswer(const v1::GetStatusResponse&)> page) {
+    return [&coordinator, page = std::move(page)]() -> ops::HttpAnswer {
+      const absl::StatusOr<v1::GetStatusResponse> status = StatusSoon(coordinator);
+      if (!status.ok())
+        return {503, "text/plain; charset=utf-8", absl::StrCat(std::string(status.status().message()), "\n")};
+      return page(*status);
+    };
+  };
+  const auto text = [](std::string body) { return ops::HttpAnswer{200, "text/plain; charset=utf-8", std::move(body)}; };
+  const auto overview = with_status([text](const v1::GetStatusResponse& s) { return text(ops::StatusPage(s)); });
+  return {
+      {"/", overview},
+      {"/status", overview},
+      {"/metrics", with_status([&](const v1::GetStatusResponse& s) {
+         return ops::HttpAnswer{200, "text/plain; version=0.0.4; charset=utf-8",
+                                metrics.Render(s, calls.size(), log.dropped_lines())};
+       })},
+      {"/healthz", with_status([text](const v1::GetStatusResponse&) { return text("ok\n"); })},
+      {"/readyz", with_status([text](const v1::GetStatusResponse& s) {
+         return s.draining() ? ops::HttpAnswer{503, "text/plain; charset=utf-8", "draining\n"} : text("ready\n");
+       })},
+      {"/debug/rpcs", [&, text] { return text(CallsPage(calls, clock)); }},
+  };
+}
+
+int Serve(const v1::DaemonConfig& config) {
+  // Before any thread starts: all of them leave the signals to the one that waits for them.
   sigset_t signals;
   sigemptyset(&signals);
-  for (int signal : {SIGTERM, SIGINT}) sigaddset(&signals, signal);
+  sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGINT);
   pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   std::signal(SIGPIPE, SIG_IGN);
+  RaiseFileLimit();
+  // The library's own lines are neither ours nor in our format; its errors reach us as statuses.
+  gpr_set_log_function([](gpr_log_func_args*) {});
 
   const Clock& clock = Clock::Real();
-  const bool json = config.log_format() == v1::LOG_FORMAT_JSON ||
-                    (config.log_format() == v1::LOG_FORMAT_UNSPECIFIED && isatty(STDERR_FILENO) == 0);
-  auto log = ops::Log::Create({config.log_level(), json}, clock);
-  if (!log.ok()) return Fail(kUsage, std::string(log.status().message()));
-  const auto say = [&](const std::string& text) {
-    ops::LogLine line;
-    line.text = text;
-    (*log)->Write(line);
+  ops::Log::Options log_options;
+  log_options.level = config.log_level();
+  log_options.json = config.log_format() == v1::LOG_FORMAT_UNSPECIFIED ? isatty(STDERR_FILENO) == 0
+                                                                       : config.log_format() == v1::LOG_FORMAT_JSON;
+  absl::StatusOr<std::unique_ptr<ops::Log>> made_log = ops::Log::Create(log_options, clock);
+  if (!made_log.ok()) return Fail(kExitConfig, std::string(made_log.status().message()));
+  ops::Log& log = **made_log;
+  const auto say = [&log](ops::Log::Level level, std::string text) {
+    ops::Log::Line line;
+    line.level = level;
+    line.text = std::move(text);
+    log.Write(std::move(line));
+  };
+  const auto fail = [&](int code, const std::string& what) {
+    say(ops::Log::Level::kError, what);
+    log.Flush();
+    return code;
   };
 
   const Kernels& kernels = **KernelsByName(config.kernels());
-  ThreadPool pool("compute", config.compute_threads());
+  ThreadPool pool("bmuf-compute", config.compute_threads());
   MemoryBudget budget(config.memory_limit_bytes());
-  // State is in memory: seconds of the wall clock make a successor's epoch the higher one.
   storage::MemoryLedger ledger(Epoch(static_cast<uint64_t>(absl::ToUnixSeconds(clock.WallNow()))));
-  absl::StatusOr<Epoch> epoch = ledger.RaiseEpoch();
-  if (!epoch.ok()) return Fail(kIo, std::string(epoch.status().message()));
-  LogObserver observer(**log);
-  coordinator::Seams seams;
+  const absl::StatusOr<Epoch> epoch = ledger.RaiseEpoch();
+  if (!epoch.ok()) return fail(kExitIo, std::string(epoch.status().message()));
 
+  service::Telemetry telemetry(log, [&log](int code) {
+    log.Flush();
+    _exit(code);
+  });
+  coordinator::Seams seams;
   coordinator::Loop::Options loop_options;
-  loop_options.pause_grace = absl::Milliseconds(500);
+  loop_options.pause_grace = absl::Seconds(1);
   coordinator::Loop loop(clock, loop_options);
-  std::atomic<int> exit_code{kDrained};
-  absl::Notification ending;
+  std::atomic<service::GrpcServer*> serving{nullptr};
+  absl::Notification ended;
+  coordinator::Coordinator::Ending ending = coordinator::Coordinator::Ending::kDrained;
   coordinator::Coordinator::Options options;
   options.job_defaults = config.job_defaults();
-  options.drain_timeout = absl::Seconds(config.drain_timeout().seconds()) +
-                          absl::Nanoseconds(config.drain_timeout().nanos());
+  options.drain_timeout =
+      absl::Seconds(config.drain_timeout().seconds()) + absl::Nanoseconds(config.drain_timeout().nanos());
   options.exit_when_done = config.exit_when_done();
   options.build = kBuild;
-  options.on_ending = [&](coordinator::Coordinator::Ending how) {
-    if (how == coordinator::Coordinator::Ending::kSomeFailed) exit_code = kInternal;
-    ending.Notify();
+  options.on_ending = [&](coordinator::Coordinator::Ending why) {
+    ending = why;
+    ended.Notify();
   };
-  coordinator::Coordinator::Parts parts{loop,
-                                        [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); },
-                                        pool,
-                                        kernels,
-                                        budget,
-                                        ledger,
-                                        *epoch,
-                                        observer,
-                                        seams,
-                                        RandomToken};
-  auto coordinator = std::make_unique<coordinator::Coordinator>(std::move(parts), std::move(options));
-  std::thread loop_thread([&] { loop.Run(); });
-  // Ends the loop and then the coordinator, whatever the way out.
+  options.on_draining = [&serving] {
+    if (service::GrpcServer* server = serving.load(); server != nullptr) server->SetServing(false);
+  };
+  coordinator::Coordinator coordinator({loop, [&pool](std::function<void()> task) { pool.Schedule(std::move(task)); },
+                                        pool, kernels, budget, ledger, *epoch, telemetry, seams, RandomToken},
+                                       std::move(options));
+  std::thread loop_thread([&loop] { loop.Run(); });
+  pthread_setname_np(loop_thread.native_handle(), "bmuf-loop");
   const auto stop_loop = [&] {
     loop.Stop();
     loop_thread.join();
-    coordinator.reset();
   };
 
   for (const v1::ConfiguredJob& job : config.jobs()) {
     v1::CreateJobRequest request;
     request.set_job(job.name());
     *request.mutable_config() = job.config();
-    auto created = CallAndWait<v1::CreateJobResponse>(*coordinator, &coordinator::Coordinator::CreateJob, request);
+    absl::Notification answered;
+    absl::Status created;
+    coordinator.CreateJob(request, [&](const absl::StatusOr<v1::CreateJobResponse>& answer) {
+      created = answer.status();
+      answered.Notify();
+    });
+    answered.WaitForNotification();
     if (!created.ok()) {
       stop_loop();
-      return Fail(kUsage, absl::StrCat("job ", job.name(), ": ", std::string(created.status().message())));
+      return fail(kExitConfig, absl::StrCat("job ", job.name(), ": ", std::string(created.message())));
     }
   }
 
+  ops::OpenCalls open_calls;
+  ops::Metrics metrics;
+  service::CallBook book{clock, open_calls, metrics};
+  service::Watchdog watchdog(clock);
+  service::CoordinatorServiceImpl coordinator_service({coordinator, book, watchdog});
+  service::AdminServiceImpl admin_service({coordinator, book, watchdog});
   service::GrpcServer::Options server_options;
   server_options.listen = config.listen();
   server_options.reflection = config.reflection();
-  auto server = service::GrpcServer::Start(*coordinator, server_options);
-  if (!server.ok()) {
-    coordinator->Abandon();
-    stop_loop();
-    return Fail(kIo, std::string(server.status().message()));
-  }
-  coordinator->SetListenAddress((*server)->address());
-
+  absl::StatusOr<std::unique_ptr<service::GrpcServer>> server =
+      service::GrpcServer::Start(server_options, {&coordinator_service, &admin_service});
   std::unique_ptr<ops::HttpServer> http;
-  if (!config.metrics_listen().empty()) {
-    const auto status_now = [&] {
-      return CallAndWait<v1::GetStatusResponse>(*coordinator, &coordinator::Coordinator::GetStatus,
-                                                v1::GetStatusRequest());
-    };
-    const auto ready = [&]() -> ops::HttpAnswer {
-      const bool draining = !status_now().ok() || status_now()->draining();
-      return {draining ? 503 : 200, "text/plain", draining ? "draining\n" : "ready\n"};
-    };
-    auto started = ops::HttpServer::Start(
-        config.metrics_listen(),
-        {{"/metrics",
-          [&]() -> ops::HttpAnswer {
-            auto status = status_now();
-            if (!status.ok()) return {503, "text/plain", "ending\n"};
-            return {200, "text/plain; version=0.0.4; charset=utf-8", ops::MetricsText(*status)};
-          }},
-         {"/healthz", [] { return ops::HttpAnswer{200, "text/plain", "ok\n"}; }},
-         {"/readyz", ready},
-         {"/debug/rpcs", [&] { return ops::HttpAnswer{200, "text/plain", (*server)->OpenCalls()}; }}});
-    if (!started.ok()) {
-      (*server)->Shutdown(absl::ZeroDuration());
-      coordinator->Abandon();
-      stop_loop();
-      return Fail(kIo, std::string(started.status().message()));
+  absl::Status started = server.status();
+  if (started.ok() && !config.metrics_listen().empty()) {
+    absl::StatusOr<std::unique_ptr<ops::HttpServer>> page =
+        ops::HttpServer::Start(config.metrics_listen(), Pages(coordinator, metrics, open_calls, log, clock));
+    started = page.status();
+    if (page.ok()) http = *std::move(page);
+  }
+  const std::string metrics_address = http == nullptr ? "" : http->address();
+  if (started.ok()) {
+    coordinator.SetListenAddress((*server)->address());
+    if (!config.port_file().empty()) {
+      started = WritePortFile(config.port_file(),
+                              absl::StrCat((*server)->address(), "\n", http == nullptr ? "" : metrics_address + "\n"));
     }
-    http = *std::move(started);
   }
 
-  const std::string metrics = http == nullptr ? "" : http->address();
-  if (!config.port_file().empty()) {
-    absl::Status written = WritePortFile(config.port_file(), absl::StrCat((*server)->address(), "\n", metrics, "\n"));
-    if (!written.ok()) {
-      http.reset();
-      (*server)->Shutdown(absl::ZeroDuration());
-      coordinator->Abandon();
-      stop_loop();
-      return Fail(kIo, std::string(written.message()));
-    }
+  if (started.ok()) {
+    serving = server->get();
+    if (!config.state_dir().empty())
+      say(ops::Log::Level::kWarning, "state_dir is not used: this build keeps state in memory");
+    say(ops::Log::Level::kInfo,
+        absl::StrCat("bmuf-coordinator ", kBuild, " listens on ", (*server)->address(),
+                     http == nullptr ? "" : absl::StrCat(", metrics on ", metrics_address), "; epoch ", epoch->value(),
+                     ", kernels ", kernels.name, ", ", config.compute_threads(), " compute threads, ",
+                     config.memory_limit_bytes() >> 20, " MiB for models"));
+    std::thread([signals, &coordinator, &log, say] {
+      int number = 0;
+      sigwait(&signals, &number);
+      say(ops::Log::Level::kInfo, absl::StrCat("signal ", number, ": draining; once more ends at once"));
+      coordinator.Drain({}, [](const absl::StatusOr<v1::DrainResponse>&) {});
+      sigwait(&signals, &number);
+      say(ops::Log::Level::kWarning, absl::StrCat("signal ", number, " again: ending at once"));
+      log.Flush();
+      _exit(128 + number);
+    }).detach();
+    ended.WaitForNotification();
+    serving = nullptr;
+    (*server)->SetServing(false);
+    say(ops::Log::Level::kInfo, "ending");
   }
-  say(absl::StrCat("bmuf-coordinator ", kBuild, " serves on ", (*server)->address(),
-                   metrics.empty() ? "" : absl::StrCat(", metrics on ", metrics), "; epoch ", epoch->value(),
-                   ", kernels ", kernels.name, ", ", config.compute_threads(), " compute threads, memory limit ",
-                   config.memory_limit_bytes(), " bytes; state is in memory"));
 
-  // Waits for signals; the first drains, the second ends the process at once, which is always safe.
-  const int signal_fd = signalfd(-1, &signals, SFD_CLOEXEC);
-  std::thread signal_thread([&] {
-    bool draining = false;
-    signalfd_siginfo info;
-    while (read(signal_fd, &info, sizeof(info)) == sizeof(info)) {
-      if (info.ssi_signo == SIGTERM && info.ssi_pid == static_cast<uint32_t>(getpid()) && ending.HasBeenNotified()) {
-        return;  // Our own, to end this thread.
-      }
-      if (draining) std::_Exit(128 + static_cast<int>(info.ssi_signo));
-      draining = true;
-      say("draining: no new rounds, no new members");
-      (*server)->SetServing(false);
-      coordinator->Drain(v1::DrainRequest(), [](const absl::StatusOr<v1::DrainResponse>&) {});
-    }
-  });
-
-  ending.WaitForNotification();
-  kill(getpid(), SIGTERM);
-  signal_thread.join();
-  close(signal_fd);
+  coordinator.Abandon();
+  if (server.ok()) (*server)->Shutdown(kShutdownGrace);
   http.reset();
-  (*server)->SetServing(false);
-  coordinator->Abandon();
-  (*server)->Shutdown(absl::Seconds(2));
   stop_loop();
-  say("ended");
-  return exit_code;
+  int code = kExitOk;
+  if (!started.ok()) {
+    code = fail(kExitIo, std::string(started.message()));
+  } else if (ending == coordinator::Coordinator::Ending::kSomeFailed) {
+    code = kExitJobFailed;
+  }
+  log.Flush();
+  // The thread that waits for signals is still there and refers to what would be destroyed.
+  _exit(code);
 }
 
 int Main(int argc, char** argv) {
-  std::string config_file;
-  bool print = false, check = false, insecure = false, reflection = false, exit_when_done = false;
-  std::vector<std::string> jobs;
-  // Flag -> field of DaemonConfig.
-  std::vector<std::pair<std::string, std::string>> values = {
-      {"listen", ""},       {"metrics_listen", ""}, {"port_file", ""},    {"log_level", ""},
-      {"log_format", ""},   {"kernels", ""},        {"drain_timeout", ""}, {"compute_threads", ""},
-      {"memory_limit_bytes", ""}};
-
-  CLI::App app(kDescription, "bmuf-coordinator");
-  app.add_option("--config", config_file, "YAML file; its schema is proto/bmuf/v1/config.proto");
-  app.add_flag("--print-config", print, "Print the resolved configuration and exit");
-  app.add_flag("--check-config", check, "Check the configuration and exit");
-  app.add_option("--job", jobs, "Create this job with default rules (repeatable)");
-  app.add_flag("--insecure-i-understand", insecure, "Allow plaintext on an address others can reach");
-  app.add_flag("--reflection", reflection, "Serve the gRPC reflection API");
-  app.add_flag("--exit-when-done", exit_when_done, "Exit 0 when every job has finished");
-  app.set_version_flag("--version", std::string(kBuild));
-  std::vector<CLI::Option*> options;
-  for (auto& [field, value] : values) {
-    std::string flag = "--" + field;
-    std::replace(flag.begin(), flag.end(), '_', '-');
-    options.push_back(app.add_option(flag, value, absl::StrCat("Field ", field, " of the configuration")));
+  CommandLine line;
+  CLI::App app("The coordinator of BMUF training: workers push block deltas, it publishes the global model.",
+               "bmuf-coordinator");
+  app.footer(kExitCodes);
+  app.set_version_flag("--version", kBuild);
+  app.add_option("--config", line.config_path, "Configuration file (YAML, see proto/bmuf/v1/config.proto)");
+  app.add_flag("--print-config", line.print_config, "Print the configuration in force as YAML and exit");
+  app.add_flag("--check-config", line.check_config, "Check the configuration and exit");
+  app.add_flag("--insecure-i-understand", line.insecure,
+               "Let anyone reach a non-loopback address without TLS (insecure_plaintext)");
+  app.add_option("--job", line.jobs, "Create a job of this name with the defaults; may be repeated");
+  const google::protobuf::Descriptor& schema = *v1::DaemonConfig::descriptor();
+  for (int i = 0; i < schema.field_count(); ++i) {
+    const auto& field = *schema.field(i);
+    if (!IsScalar(field) || field.name() == "insecure_plaintext") continue;
+    const std::string flag = absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}));
+    const std::string help = absl::StrCat("Sets ", field.name(), " of the configuration");
+    if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_BOOL) {
+      app.add_flag_callback(
+          flag, [&line, name = field.name()] { line.values[name] = "true"; }, help);
+    } else {
+      app.add_option_function<std::string>(
+          flag, [&line, name = field.name()](const std::string& value) { line.values[name] = value; }, help);
+    }
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& e) {
-    return app.exit(e) == 0 ? kDrained : kUsage;
+    const int code = app.exit(e);
+    return code == 0 ? kExitOk : kExitConfig;
   }
-
-  ConfigSources sources;
-  sources.environment = [](const std::string& name) -> const char* { return std::getenv(name.c_str()); };
-  if (!config_file.empty()) {
-    std::ifstream file(config_file);
-    std::stringstream text;
-    text << file.rdbuf();
-    if (!file) return Fail(kUsage, absl::StrCat("cannot read ", config_file));
-    sources.file_name = config_file;
-    sources.file_text = text.str();
+  absl::StatusOr<v1::DaemonConfig> config = LoadConfig(line);
+  if (!config.ok()) return Fail(kExitConfig, std::string(config.status().message()));
+  if (line.print_config) {
+    std::cout << ToYaml(*config);
+    return kExitOk;
   }
-  for (size_t i = 0; i < values.size(); ++i) {
-    if (options[i]->count() > 0) sources.flags.push_back(values[i]);
+  if (!ops::IsLoopback(ops::ParseHostPort(config->listen())->host) && !config->insecure_plaintext()) {
+    return Fail(kExitInsecure,
+                absl::StrCat("listen: ", config->listen(),
+                             " is reachable from other machines and this build speaks no TLS, so that anyone there can "
+                             "read and change models; if that is wanted, say --insecure-i-understand or "
+                             "insecure_plaintext: true"));
   }
-  if (insecure) sources.flags.emplace_back("insecure_plaintext", "true");
-  if (reflection) sources.flags.emplace_back("reflection", "true");
-  if (exit_when_done) sources.flags.emplace_back("exit_when_done", "true");
-  absl::StatusOr<v1::DaemonConfig> config =
-      ResolveDaemonConfig(sources, std::thread::hardware_concurrency(), UsableMemoryBytes());
-  if (!config.ok()) return Fail(kUsage, std::string(config.status().message()));
-  for (const std::string& job : jobs) config->add_jobs()->set_name(job);
-  if (print) std::cout << ToYaml(*config);
-  if (print || check) return kDrained;
-  return Run(*config);
+  if (line.check_config) return kExitOk;
+  return Serve(*config);
 }
 
 }  // namespace
 }  // namespace bmuf
 
-int main(int argc, char** argv) { return bmuf::Main(argc, argv); }
+int main(int argc, char** argv) {
+  GOOGLE_PROTOBUF_VERIFY_VERSION;
+  return bmuf::Main(argc, argv);
+}

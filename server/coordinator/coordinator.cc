@@ -63,15 +63,15 @@ absl::Status CheckHeader(const v1::PushHeader& header) {
   return absl::OkStatus();
 }
 
-v1::JobConfig WithDefaults(const v1::JobConfig& defaults, const v1::JobConfig& config) {
+}  // namespace
+
+absl::StatusOr<v1::JobConfig> ResolveJobConfig(const v1::JobConfig& defaults, const v1::JobConfig& config) {
   v1::JobConfig merged = defaults;
   // Lists replace, they do not add up.
   if (config.push_codecs_size() > 0) merged.clear_push_codecs();
   merged.MergeFrom(config);
-  return merged;
+  return engine::ResolveConfig(merged);
 }
-
-}  // namespace
 
 void Watch::Cancel() {
   if (state_ == nullptr) return;
@@ -355,7 +355,7 @@ void Coordinator::DoCreateJob(v1::CreateJobRequest request, Reply<v1::CreateJobR
   const std::string& name = request.job();
   if (absl::Status valid = ValidateName("job", name); !valid.ok()) return reply(valid);
   if (context_.draining) return reply(Draining());
-  absl::StatusOr<v1::JobConfig> config = engine::ResolveConfig(WithDefaults(options_.job_defaults, request.config()));
+  absl::StatusOr<v1::JobConfig> config = ResolveJobConfig(options_.job_defaults, request.config());
   if (!config.ok()) return reply(config.status());
   if (const auto it = jobs_.find(name); it != jobs_.end()) {
     if (!google::protobuf::util::MessageDifferencer::Equals(it->second->created_config(), *config)) {
@@ -508,6 +508,7 @@ void Coordinator::DoDrain(v1::DrainRequest, Reply<v1::DrainResponse> reply) {
     line.text = absl::StrCat("draining: open rounds may end for up to ", absl::FormatDuration(options_.drain_timeout));
     context_.observer.OnAnnouncement(line);
     for (auto& [name, job] : jobs_) job->Drain();
+    if (options_.on_draining) options_.on_draining();
   }
   reply(v1::DrainResponse());
 }

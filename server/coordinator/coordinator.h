@@ -37,6 +37,10 @@
 
 namespace bmuf::coordinator {
 
+// The rules a job gets: what `config` sets, else what `defaults` set, else the documented defaults. Errors:
+// REASON_INVALID_REQUEST naming the field.
+absl::StatusOr<v1::JobConfig> ResolveJobConfig(const v1::JobConfig& defaults, const v1::JobConfig& config);
+
 // A model to export, kept alive by whoever holds this.
 struct ExportSource {
   std::shared_ptr<const SafetensorsView> file;
@@ -85,6 +89,8 @@ class Coordinator : private TimerClient {
     std::string build;
     // Loop's thread, at most once; must not call back.
     std::function<void(Ending)> on_ending;
+    // The same: a drain has begun.
+    std::function<void()> on_draining;
   };
 
   Coordinator(Parts parts, Options options);

@@ -1,118 +1,179 @@
 #include "server/ops/log.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "absl/time/time.h"
 #include "nlohmann/json.hpp"
-#include "spdlog/sinks/stdout_sinks.h"
+#include "spdlog/async_logger.h"
+#include "spdlog/details/thread_pool.h"
+#include "spdlog/sinks/base_sink.h"
 
 namespace bmuf::ops {
 namespace {
 
-constexpr size_t kQueuedLines = 8192;
-constexpr int kLinesPerReasonAndSecond = 10;
+constexpr absl::Duration kFlushTime = absl::Seconds(1);
+constexpr absl::Duration kWindow = absl::Seconds(1);
 
-char Letter(spdlog::level::level_enum level) {
+const char* Name(Log::Level level) {
   switch (level) {
-    case spdlog::level::trace:
-      return 'T';
-    case spdlog::level::debug:
-      return 'D';
-    case spdlog::level::warn:
-      return 'W';
-    case spdlog::level::err:
-    case spdlog::level::critical:
-      return 'E';
-    default:
-      return 'I';
+    case Log::Level::kTrace:
+      return "trace";
+    case Log::Level::kDebug:
+      return "debug";
+    case Log::Level::kInfo:
+      return "info";
+    case Log::Level::kWarning:
+      return "warn";
+    case Log::Level::kError:
+      return "error";
   }
+  return "info";
 }
+
+// Writes lines to a file descriptor and counts them.
+class DescriptorSink : public spdlog::sinks::base_sink<std::mutex> {
+ public:
+  explicit DescriptorSink(int fd) : fd_(fd) {}
+
+  // False if it did not come to `count` in time.
+  bool WaitWritten(uint64_t count, absl::Duration timeout) {
+    absl::MutexLock lock(&count_mu_);
+    const auto enough = [this, count]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(count_mu_) { return written_ >= count; };
+    return count_mu_.AwaitWithTimeout(absl::Condition(&enough), timeout);
+  }
+
+ protected:
+  void sink_it_(const spdlog::details::log_msg& msg) override {
+    std::string line(msg.payload.data(), msg.payload.size());
+    line.push_back('\n');
+    for (size_t done = 0; done < line.size();) {
+      const ssize_t n = ::write(fd_, line.data() + done, line.size() - done);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) break;  // Nobody reads any more: there is no other place to complain.
+      done += static_cast<size_t>(n);
+    }
+    absl::MutexLock lock(&count_mu_);
+    ++written_;
+  }
+  void flush_() override {}
+
+ private:
+  const int fd_;
+  absl::Mutex count_mu_;
+  uint64_t written_ ABSL_GUARDED_BY(count_mu_) = 0;
+};
 
 }  // namespace
 
-std::string FormatText(const LogLine& line, absl::Time now) {
-  std::string text = absl::FormatTime("%H:%M:%E3S ", now, absl::LocalTimeZone());
-  text += Letter(line.level);
-  absl::StrAppend(&text, " ", line.text);
-  if (!line.job.empty()) absl::StrAppend(&text, "  job=", line.job);
-  if (line.round > 0) absl::StrAppend(&text, " round=", line.round);
-  if (!line.worker.empty()) absl::StrAppend(&text, " worker=", line.worker);
-  if (!line.reason.empty()) absl::StrAppend(&text, " reason=", line.reason);
-  return text;
-}
-
-std::string FormatJson(const LogLine& line, absl::Time now) {
-  nlohmann::ordered_json json;
-  json["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", now, absl::UTCTimeZone());
-  const auto level = spdlog::level::to_string_view(line.level);
-  json["level"] = std::string(level.data(), level.size());
-  json["text"] = line.text;
-  if (!line.job.empty()) json["job"] = line.job;
-  if (line.round > 0) json["round"] = line.round;
-  if (!line.worker.empty()) json["worker"] = line.worker;
-  if (!line.reason.empty()) json["reason"] = line.reason;
-  return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-}
-
-absl::StatusOr<std::unique_ptr<Log>> Log::Create(const Options& options, const Clock& clock, spdlog::sink_ptr sink) {
-  const auto level = spdlog::level::from_str(options.level);
-  // from_str says "off" for what it does not know.
-  if (level == spdlog::level::off) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("log level \"", options.level, "\" is not trace, debug, info, warn or error"));
+class Log::Writer {
+ public:
+  Writer(size_t queue_lines, int fd)
+      : sink_(std::make_shared<DescriptorSink>(fd)),
+        pool_(std::make_shared<spdlog::details::thread_pool>(queue_lines, 1)),
+        logger_(std::make_shared<spdlog::async_logger>("bmuf", sink_, pool_,
+                                                       spdlog::async_overflow_policy::overrun_oldest)) {
+    logger_->set_level(spdlog::level::trace);
   }
-  if (sink == nullptr) sink = std::make_shared<spdlog::sinks::stderr_sink_mt>();
-  std::unique_ptr<Log> log(new Log(options.json, clock));
-  log->thread_ = std::make_shared<spdlog::details::thread_pool>(kQueuedLines, 1);
-  log->logger_ = std::make_shared<spdlog::async_logger>("bmuf", std::move(sink), log->thread_,
-                                                        spdlog::async_overflow_policy::overrun_oldest);
-  log->logger_->set_pattern("%v");
-  log->logger_->set_level(level);
-  log->logger_->flush_on(spdlog::level::info);
-  return log;
-}
 
-Log::~Log() = default;
-
-bool Log::Admit(const LogLine& line, uint64_t* left_out) {
-  *left_out = 0;
-  if (line.reason.empty()) return true;
-  Budget& budget = budgets_[line.reason];
-  const MonotonicTime now = clock_.Now();
-  if (budget.written == 0 || now - budget.second_began >= absl::Seconds(1)) {
-    *left_out = budget.left_out;
-    budget = Budget{now, 0, 0};
+  void Put(const std::string& line) {
+    posted_.fetch_add(1);
+    logger_->log(spdlog::level::info, spdlog::string_view_t(line.data(), line.size()));
   }
-  if (budget.written >= kLinesPerReasonAndSecond) {
-    ++budget.left_out;
-    return false;
+
+  uint64_t dropped() const { return pool_->overrun_counter(); }
+
+  // True if everything was written, so that its thread can be joined.
+  bool Drain() {
+    const uint64_t posted = posted_.load();
+    return sink_->WaitWritten(posted - std::min<uint64_t>(posted, dropped()), kFlushTime);
   }
-  ++budget.written;
-  return true;
+
+ private:
+  const std::shared_ptr<DescriptorSink> sink_;
+  const std::shared_ptr<spdlog::details::thread_pool> pool_;
+  const std::shared_ptr<spdlog::async_logger> logger_;
+  std::atomic<uint64_t> posted_{0};
+};
+
+absl::StatusOr<std::unique_ptr<Log>> Log::Create(Options options, const Clock& clock) {
+  for (Level level : {Level::kTrace, Level::kDebug, Level::kInfo, Level::kWarning, Level::kError}) {
+    if (options.level == Name(level)) return std::unique_ptr<Log>(new Log(std::move(options), level, clock));
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("log_level is \"", options.level, "\", not one of trace, debug, info, warn, error"));
 }
 
-void Log::Emit(const LogLine& line) {
-  const absl::Time now = clock_.WallNow();
-  const std::string text = json_ ? FormatJson(line, now) : FormatText(line, now);
-  logger_->log(line.level, spdlog::string_view_t(text.data(), text.size()));
+Log::Log(Options options, Level level, const Clock& clock)
+    : options_(std::move(options)),
+      level_(level),
+      clock_(clock),
+      writer_(std::make_shared<Writer>(options_.queue_lines, options_.fd)) {}
+
+Log::~Log() {
+  if (writer_->Drain()) return;
+  // If the reader hangs, joining the writer's thread hangs with it: another thread waits for that, or for the process's
+  // end.
+  std::thread([writer = std::move(writer_)]() mutable { writer.reset(); }).detach();
 }
 
-void Log::Write(const LogLine& line) {
-  if (!logger_->should_log(line.level)) return;
+bool Log::Flush() { return writer_->Drain(); }
+
+uint64_t Log::dropped_lines() const { return writer_->dropped(); }
+
+std::string Log::Format(const Line& line, absl::Time wall_now, bool json) {
+  if (json) {
+    nlohmann::ordered_json object;
+    object["time"] = absl::FormatTime("%Y-%m-%dT%H:%M:%E3SZ", wall_now, absl::UTCTimeZone());
+    object["level"] = Name(line.level);
+    if (!line.job.empty()) {
+      object["job"] = line.job;
+      object["round"] = line.round;
+    }
+    if (!line.worker.empty()) object["worker"] = line.worker;
+    if (!line.reason.empty()) object["reason"] = line.reason;
+    object["message"] = line.text;
+    return object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+  }
+  std::string text =
+      absl::StrCat(absl::FormatTime("%H:%M:%E3S", wall_now, absl::LocalTimeZone()), " ",
+                   Name(line.level)[0] == 'w' || Name(line.level)[0] == 'e' ? absl::StrCat(Name(line.level), " ") : "");
+  if (!line.job.empty()) absl::StrAppend(&text, "[", line.job, "] ");
+  return absl::StrCat(text, line.text);
+}
+
+void Log::Put(const Line& line) { writer_->Put(Format(line, clock_.WallNow(), options_.json)); }
+
+void Log::Write(Line line) {
+  if (line.level < level_) return;
+  if (line.reason.empty()) return Put(line);
   uint64_t left_out = 0;
   {
     absl::MutexLock lock(&mu_);
-    if (!Admit(line, &left_out)) return;
+    const MonotonicTime now = clock_.Now();
+    Window& window = windows_[line.reason];
+    if (window.written == 0 || now - window.began >= kWindow) {
+      left_out = std::exchange(window.left_out, 0);
+      window.began = now;
+      window.written = 0;
+    }
+    if (window.written >= kMostPerSecond) {
+      ++window.left_out;
+      return;
+    }
+    ++window.written;
   }
   if (left_out > 0) {
-    LogLine summary;
+    Line summary;
     summary.level = line.level;
     summary.reason = line.reason;
-    summary.text = absl::StrCat(left_out, " more lines of this kind were left out");
-    Emit(summary);
+    summary.text = absl::StrCat(left_out, " more lines about ", line.reason, " were left out");
+    Put(summary);
   }
-  Emit(line);
+  Put(line);
 }
 
 }  // namespace bmuf::ops

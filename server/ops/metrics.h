@@ -1,29 +1,55 @@
-// The daemon's numbers for Prometheus, from the same status that people see.
+// The daemon's metrics in Prometheus' text format.
 //
-// Names (all stable; label job everywhere but on bmuf_up, worker only where named):
-//   bmuf_up, bmuf_epoch, bmuf_uptime_seconds                    the daemon
-//   bmuf_<counter>                                              every counter of server/engine/engine.h
-//   bmuf_round, bmuf_round_attempt, bmuf_version                where the job stands
-//   bmuf_job_state{state}                                       1 for the state the job is in
-//   bmuf_round_open_seconds, bmuf_round_have, bmuf_round_expected, bmuf_round_need
-//   bmuf_last_commit_timestamp_seconds, bmuf_last_commit_seconds, bmuf_last_round_seconds
-//   bmuf_block_learning_rate, bmuf_block_momentum, bmuf_mean_delta_norm, bmuf_model_bytes, bmuf_total_samples
-//   bmuf_workers{state}                                         members by state
-//   bmuf_worker_silent_seconds{worker}, bmuf_worker_block_seconds{worker}, bmuf_worker_rejected_total{worker}
-//     of active members only, at most kMaxWorkerSeries of each
+// Names and labels are stable and documented here. Labels come from closed sets (method, code, state, direction), from
+// job names (at most limits::kMaxJobs) and from names of present workers (at most kMostWorkerSeries a job).
+//   bmuf_build_info{build,kernels} 1            bmuf_coordinator_epoch          bmuf_uptime_seconds
+//   bmuf_draining 0|1                           bmuf_open_calls                 bmuf_calls_total{method,code}
+//   bmuf_payload_bytes_total{direction}         bmuf_log_lines_dropped_total    bmuf_transfers_too_slow_total
+//   bmuf_job_state{job,state} 0|1               bmuf_job_round{job}             bmuf_job_version{job}
+//   bmuf_job_deltas_have{job}                   bmuf_job_deltas_expected{job}   bmuf_job_deltas_need{job}
+//   bmuf_job_workers{job,state}                 bmuf_job_samples_total{job}     bmuf_job_model_bytes{job}
+//   bmuf_job_block_momentum{job}                bmuf_job_block_learning_rate{job}
+//   bmuf_job_last_commit_timestamp_seconds{job} bmuf_job_last_round_seconds{job}  bmuf_job_last_commit_seconds{job}
+//   bmuf_worker_block_seconds{job,worker}       bmuf_worker_contributions_total{job,worker}
+//   bmuf_<counter>{job} for each counter of server/engine/engine.h
 #ifndef BMUF_SERVER_OPS_METRICS_H_
 #define BMUF_SERVER_OPS_METRICS_H_
 
+#include <array>
+#include <cstdint>
 #include <string>
 
 #include "bmuf/v1/admin_service.pb.h"
+#include "prometheus/counter.h"
+#include "prometheus/registry.h"
 
 namespace bmuf::ops {
 
-inline constexpr int kMaxWorkerSeries = 1024;
+inline constexpr int kMostWorkerSeries = 1024;
 
-// The Prometheus text format.
-std::string MetricsText(const v1::GetStatusResponse& status);
+// Thread-safe.
+class Metrics {
+ public:
+  Metrics();
+
+  // A call of `method` (a literal) ended with the gRPC code `code`.
+  void CountCall(const char* method, int code);
+  void CountReceived(uint64_t payload_bytes) { received_.Increment(static_cast<double>(payload_bytes)); }
+  void CountSent(uint64_t payload_bytes) { sent_.Increment(static_cast<double>(payload_bytes)); }
+
+  // The page for a scraper: what was counted here, and what `status` says.
+  std::string Render(const v1::GetStatusResponse& status, uint64_t open_calls, uint64_t log_lines_dropped) const;
+
+ private:
+  prometheus::Registry registry_;
+  prometheus::Family<prometheus::Counter>& calls_;
+  prometheus::Family<prometheus::Counter>& payload_;
+  prometheus::Counter& received_;
+  prometheus::Counter& sent_;
+};
+
+// The daemon and its jobs on one page of text, for people.
+std::string StatusPage(const v1::GetStatusResponse& status);
 
 }  // namespace bmuf::ops
 
