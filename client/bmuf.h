@@ -56,8 +56,11 @@ struct BlockFacts {
   std::map<std::string, double> metrics;  // For instance {"loss", 0.41}.
 };
 
-// One membership. Used by one thread at a time; Cancel is thread-safe. All errors are permanent: retrying a call is
-// pointless. After an error the tensors hold either what the caller left in them or a whole published model.
+// One membership. Used by one thread at a time; Cancel is thread-safe. All errors are permanent: a further call returns
+// the same one. After an error the tensors hold either what the caller left in them or a whole published model.
+//
+// A restarted coordinator is joined again by itself. If it kept its state, no block is lost. If it lost it, and elects
+// this worker, the last broadcast model is brought back and the rounds begin anew; the block of that moment is lost.
 class Session {
  public:
   // Becomes a member, brings the initial model if asked to (the tensors as they are, after the job's warm-up steps if
@@ -67,17 +70,22 @@ class Session {
       Options options, std::vector<TensorView> tensors,
       std::function<absl::Status(uint32_t warmup_steps)> train_alone = nullptr);
 
-  // Leaves the job if it can be reached.
+  // Gives up an exchange in flight and leaves the job; blocks at most for a unary timeout (10 s), and only if the
+  // coordinator is connected but does not answer.
   ~Session();
 
   // Ends a block: pushes local minus broadcast, waits for the commit, loads the new model into the tensors and waits
   // until the next block may begin. A delta that came too late is dropped, as the protocol demands, and the newest
-  // model loaded. No effect when done().
+  // model loaded. A job that finished meanwhile is done(), not an error: the tensors then hold its final model. No
+  // effect when done(). Errors: STALE_INCARNATION, WORKER_EVICTED, JOB_FAILED and what else only a person can mend;
+  // UNAVAILABLE when the coordinator did not come back within `patience`; DATA_LOSS for a model that is damaged or not
+  // finite, which is not loaded; CANCELLED.
   absl::Status Sync(const BlockFacts& facts);
 
   // As Sync, but the exchange runs while the caller trains on: returns as soon as the delta is copied. The exchange is
-  // completed by the next SyncAsync or Wait, which adds what the others contributed to the tensors: they become the new
-  // broadcast model plus what was trained meanwhile. So each delta stands against its own base, one block late.
+  // completed by the next SyncAsync, Sync or Wait, which adds what the others contributed to the tensors: they become
+  // the new broadcast model plus what was trained meanwhile. So each delta stands against its own base, one block late.
+  // Until then the accessors tell of the block whose delta is in flight. Errors: as Sync, of the exchange before.
   absl::Status SyncAsync(const BlockFacts& facts);
   // Completes an exchange in flight.
   absl::Status Wait();

@@ -16,6 +16,8 @@ inline constexpr absl::Duration kUnaryTimeout = absl::Seconds(10);
 inline constexpr absl::Duration kIdleTimeout = absl::Seconds(30);
 inline constexpr absl::Duration kBackoffFirst = absl::Milliseconds(200);
 inline constexpr absl::Duration kBackoffCap = absl::Seconds(10);
+// Tries of a transfer that is damaged or too slow each time: what does not heal by then has a cause that stays.
+inline constexpr int kRetryAttempts = 5;
 inline constexpr absl::Duration kKeepaliveTime = absl::Seconds(30);
 inline constexpr absl::Duration kKeepaliveTimeout = absl::Seconds(10);
 

@@ -1,6 +1,7 @@
 #include "client/link.h"
 
 #include <algorithm>
+#include <cstring>
 #include <random>
 #include <utility>
 #include <vector>
@@ -85,14 +86,42 @@ class Link::Call {
     context.TryCancel();
   }
 
+  // Ends a wait because there is news that does not come over it. Requires the link's mutex.
+  void Interrupt() {
+    if (!interruptible) return;
+    interrupted = true;
+    context.TryCancel();
+  }
+
   grpc::ClientContext context;
-  bool interruptible = false;  // An election may end it. Guarded by the link's mutex.
+  bool interruptible = false;  // Guarded by the link's mutex, as the next.
+  bool interrupted = false;
 
  private:
   Link& link_;
   const bool watched_;
   std::atomic<int64_t> moved_ns_{0};
   std::atomic<bool> timed_out_{false};
+};
+
+// Registers itself for its lifetime.
+class Link::Unary {
+ public:
+  explicit Unary(Link& link) : link_(link) {
+    context.set_deadline(absl::ToChronoTime(absl::Now() + kUnaryTimeout));
+    absl::MutexLock lock(&link_.mu_);
+    link_.unary_.push_back(&context);
+    if (link_.cancelled_) context.TryCancel();
+  }
+  ~Unary() {
+    absl::MutexLock lock(&link_.mu_);
+    link_.unary_.erase(std::find(link_.unary_.begin(), link_.unary_.end(), &context));
+  }
+
+  grpc::ClientContext context;
+
+ private:
+  Link& link_;
 };
 
 absl::StatusOr<std::unique_ptr<Link>> Link::Create(LinkOptions options, v1::Manifest manifest) {
@@ -124,6 +153,7 @@ void Link::Cancel() {
   absl::MutexLock lock(&mu_);
   cancelled_ = true;
   if (call_ != nullptr) call_->context.TryCancel();
+  for (grpc::ClientContext* context : unary_) context->TryCancel();
 }
 
 v1::JoinResponse Link::joined() const {
@@ -148,21 +178,34 @@ absl::StatusOr<v1::JoinResponse> Link::JoinOnce() {
   request.set_trajectories(options_.trajectories);
   *request.mutable_manifest() = layout_->manifest();
   request.set_client_info(options_.client_info);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kUnaryTimeout));
   v1::JoinResponse answer;
-  RETURN_IF_ERROR(FromGrpc(stub_->Join(&context, request, &answer)));
-  absl::MutexLock lock(&mu_);
-  if (answer.session().epoch() < highest_epoch_) {
-    return absl::UnavailableError(absl::StrCat("a coordinator of epoch ", answer.session().epoch(),
-                                               " answered after one of ", highest_epoch_,
-                                               "; waiting for the newer one"));
+  {
+    Unary call(*this);
+    RETURN_IF_ERROR(FromGrpc(stub_->Join(&call.context, request, &answer)));
   }
-  highest_epoch_ = answer.session().epoch();
+  RETURN_IF_ERROR(CheckEpoch(answer.session().epoch()));
+  absl::MutexLock lock(&mu_);
+  highest_epoch_ = std::max(highest_epoch_, answer.session().epoch());
+  if (answer.session().token() != joined_.session().token()) {
+    elected_told_ = false;
+    if (call_ != nullptr) call_->Interrupt();
+  }
   joined_ = answer;
   is_member_ = true;
-  if (answer.need_initial_model()) elected_ = true;
+  elected_ = answer.need_initial_model();
   return answer;
+}
+
+void Link::Told() {
+  known_token_ = joined_.session().token();
+  elected_told_ = elected_told_ || joined_.need_initial_model();
+}
+
+absl::Status Link::CheckEpoch(uint64_t epoch) const {
+  absl::MutexLock lock(&mu_);
+  if (epoch >= highest_epoch_) return absl::OkStatus();
+  return absl::UnavailableError(absl::StrCat("a coordinator of epoch ", epoch, " answered after one of ",
+                                             highest_epoch_, "; waiting for the newer one"));
 }
 
 absl::StatusOr<v1::JoinResponse> Link::Join() {
@@ -170,10 +213,15 @@ absl::StatusOr<v1::JoinResponse> Link::Join() {
   for (int attempt = 0;; ++attempt) {
     absl::StatusOr<v1::JoinResponse> answer = JoinOnce();
     if (answer.ok()) {
-      known_token_ = answer->session().token();
+      absl::MutexLock lock(&mu_);
+      Told();
       return answer;
     }
     const RetryDecision decision = DecideRetry(answer.status(), attempt, absl::Uniform(random_, 0.0, 1.0));
+    {
+      absl::MutexLock lock(&mu_);
+      if (cancelled_) return absl::CancelledError("the link was cancelled");
+    }
     if (decision.remedy == Remedy::kNone || decision.remedy == Remedy::kStale) return answer.status();
     if (Clock::Real().Now() + decision.delay > deadline) return answer.status();
     if (attempt == 0) {
@@ -187,7 +235,7 @@ absl::StatusOr<v1::JoinResponse> Link::Join() {
 bool Link::TakeRejoined(v1::JoinResponse* answer) {
   absl::MutexLock lock(&mu_);
   if (joined_.session().token() == known_token_) return false;
-  known_token_ = joined_.session().token();
+  Told();
   *answer = joined_;
   return true;
 }
@@ -241,23 +289,35 @@ void Link::Background() {
 
 void Link::Beat(absl::Duration period) {
   v1::HeartbeatRequest request;
-  *request.mutable_session() = session();
+  {
+    absl::MutexLock lock(&mu_);
+    if (!is_member_) return;
+    *request.mutable_session() = joined_.session();
+    beating_ = true;
+  }
   request.set_steps_done(steps_done_);
-  grpc::ClientContext context;
-  // One that hangs must not cost the next ones.
-  context.set_deadline(absl::ToChronoTime(absl::Now() + std::min(kUnaryTimeout, 2 * period)));
   v1::HeartbeatResponse answer;
-  const absl::Status status = FromGrpc(stub_->Heartbeat(&context, request, &answer));
-  if (!status.ok()) {
-    // The calling thread meets the same fault if it calls; while it trains, the place is kept here.
-    if (DecideRetry(status, 0, 0).remedy == Remedy::kReattach) JoinOnce().status().IgnoreError();
-    return;
+  absl::Status status;
+  {
+    Unary call(*this);
+    // One that hangs must not cost the next ones.
+    call.context.set_deadline(absl::ToChronoTime(absl::Now() + std::min(kUnaryTimeout, 2 * period)));
+    status = FromGrpc(stub_->Heartbeat(&call.context, request, &answer));
   }
+  if (status.ok()) status = CheckEpoch(answer.epoch());
+  // The calling thread meets the same fault if it calls; while it trains, the place is kept here.
+  bool is_member;
+  {
+    absl::MutexLock lock(&mu_);
+    is_member = is_member_ && !cancelled_;
+  }
+  if (is_member && DecideRetry(status, 0, 0).remedy == Remedy::kReattach) JoinOnce().status().IgnoreError();
   absl::MutexLock lock(&mu_);
-  if (answer.need_initial_model() && !elected_) {
-    elected_ = true;
-    if (call_ != nullptr && call_->interruptible) call_->context.TryCancel();
-  }
+  beating_ = false;
+  if (!status.ok()) return;
+  if (!answer.need_initial_model()) elected_told_ = false;
+  elected_ = answer.need_initial_model();
+  if (elected_ && !elected_told_ && call_ != nullptr) call_->Interrupt();
 }
 
 absl::Status Link::Leave(const std::string& reason) {
@@ -265,6 +325,11 @@ absl::Status Link::Leave(const std::string& reason) {
   {
     absl::MutexLock lock(&mu_);
     if (!is_member_) return absl::OkStatus();
+    is_member_ = false;
+    // A heartbeat under way that is answered after this would join again.
+    for (grpc::ClientContext* context : unary_) context->TryCancel();
+    const auto silent = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return !beating_; };
+    mu_.Await(absl::Condition(&silent));
     is_member_ = false;
     *request.mutable_session() = joined_.session();
   }
@@ -287,18 +352,23 @@ absl::StatusOr<RoundNews> Link::AwaitRound(uint64_t round) {
       Call call(*this, /*watched=*/false);
       {
         absl::MutexLock lock(&mu_);
-        call.interruptible = true;
-        if (round == 0 && elected_) {
-          elected_ = false;
+        if (round == 0 && elected_ && !elected_told_) {
+          elected_told_ = true;
           return RoundNews(Elected{});
         }
+        // What came since TakeRejoined looked is not interrupted for.
+        if (joined_.session().token() != known_token_) continue;
+        call.interruptible = true;
       }
       v1::WatchRoundRequest request;
       *request.mutable_session() = session();
       request.set_round(round);
       auto stream = stub_->WatchRound(&call.context, request);
       v1::WatchRoundResponse event;
+      absl::Status fault;
       while (stream->Read(&event)) {
+        fault = CheckEpoch(event.epoch());
+        if (!fault.ok()) break;
         silent_since = Clock::Real().Now();
         attempt = 0;
         std::optional<RoundNews> news;
@@ -323,11 +393,11 @@ absl::StatusOr<RoundNews> Link::AwaitRound(uint64_t round) {
         stream->Finish();
         return *std::move(news);
       }
+      if (!fault.ok()) call.context.TryCancel();
       status = FromGrpc(stream->Finish());
-    }
-    {
+      if (!fault.ok()) status = fault;
       absl::MutexLock lock(&mu_);
-      if (elected_ && round == 0 && !cancelled_) continue;
+      if (call.interrupted && !cancelled_) continue;
     }
     if (status.ok()) status = absl::UnavailableError("the watch ended without a final event");
     RETURN_IF_ERROR(Recover(status, attempt, &silent_since));
@@ -381,14 +451,17 @@ absl::StatusOr<PushNews> Link::Push(v1::PayloadKind kind, uint64_t round, uint32
     *header.mutable_session() = session();
     header.set_resume_offset(attempt == 0 ? 0 : KeptBytes(round, payload));
     v1::PushDeltaResponse answer;
-    const absl::Status status = PushOnce(header, payload, &answer);
+    absl::Status status = PushOnce(header, payload, &answer);
+    if (status.ok()) status = CheckEpoch(answer.epoch());
     if (status.ok()) return PushNews(std::move(answer));
     if (ReasonOf(status) == v1::REASON_NO_MODEL) {
       // The coordinator lost its state: only a new Join says who brings a model.
-      RETURN_IF_ERROR(JoinOnce().status());
-      absl::MutexLock lock(&mu_);
-      known_token_ = joined_.session().token();
-      return PushNews(Rejoined{joined_});
+      status = JoinOnce().status();
+      if (status.ok()) {
+        absl::MutexLock lock(&mu_);
+        Told();
+        return PushNews(Rejoined{joined_});
+      }
     }
     if (DecideRetry(status, attempt, 0).remedy == Remedy::kStale) {
       Stale stale;
@@ -407,10 +480,9 @@ uint64_t Link::KeptBytes(uint64_t round, absl::Span<const uint8_t> payload) {
   v1::QueryPushRequest request;
   *request.mutable_session() = session();
   request.set_round(round);
-  grpc::ClientContext context;
-  context.set_deadline(absl::ToChronoTime(absl::Now() + kUnaryTimeout));
   v1::QueryPushResponse answer;
-  if (!stub_->QueryPush(&context, request, &answer).ok()) return 0;
+  Unary call(*this);
+  if (!stub_->QueryPush(&call.context, request, &answer).ok()) return 0;
   const uint64_t kept = answer.committed_offset();
   // Only bytes that are ours may stand in for a part of this push.
   if (kept > payload.size() || Crc32c(payload.data(), kept) != answer.crc32c()) return 0;
@@ -428,10 +500,20 @@ absl::Status Link::PullOnce(const v1::PullModelRequest& request, PullProgress* p
     call.Moved();
     if (message.has_header()) {
       const v1::PullHeader& header = message.header();
+      fault = CheckEpoch(header.epoch());
+      if (!fault.ok()) break;
       absl::StatusOr<uint64_t> bytes = EncodedBytes(header.codec(), layout_->bmuf_elements());
       if (!bytes.ok() || header.payload_bytes() != *bytes + layout_->auxiliary_bytes()) {
         fault = absl::DataLossError(absl::StrCat("version ", header.version(), " has ", header.payload_bytes(),
                                                  " bytes, which this model has not"));
+      } else if (header.kind() != v1::MODEL_KIND_BROADCAST ||
+                 (request.has_version() && header.version() != request.version()) ||
+                 (progress->started && (header.codec() != progress->header.codec() ||
+                                        header.payload_digest() != progress->header.payload_digest()))) {
+        // What is there does not go together with what would come: from the start.
+        fault = absl::UnavailableError(
+            absl::StrCat("version ", header.version(), " came where version ", request.version(), " was asked for"));
+        *progress = PullProgress();
       } else if (!progress->started) {
         progress->started = true;
         progress->header = header;
@@ -485,7 +567,10 @@ absl::StatusOr<PulledModel> Link::Pull(std::optional<uint64_t> version) {
       progress = PullProgress();
       continue;
     }
-    if (progress.received > before) attempt = 0;
+    if (progress.received > before) {
+      attempt = 0;
+      silent_since = Clock::Real().Now();
+    }
     if (ReasonOf(status) == v1::REASON_NOT_KEPT || ReasonOf(status) == v1::REASON_OFFSET_MISMATCH) {
       if (!version.has_value() && !progress.started) return status;
       version.reset();
@@ -515,6 +600,18 @@ absl::StatusOr<PulledModel> Link::Unpack(const PullProgress& progress) const {
   }
   model.auxiliary = AlignedBuffer<uint8_t>::Uninitialized(layout_->auxiliary_bytes());
   std::copy(payload.begin() + bmuf_bytes, payload.end(), model.auxiliary.begin());
+  for (const Layout::Tensor& tensor : layout_->tensors()) {
+    if (tensor.dtype != v1::DTYPE_F32 || tensor.role == v1::TENSOR_ROLE_BMUF || tensor.role == v1::TENSOR_ROLE_LOCAL) {
+      continue;
+    }
+    AlignedBuffer<float> values = AlignedBuffer<float>::Uninitialized(tensor.elements);
+    std::memcpy(values.data(), model.auxiliary.data() + tensor.offset, values.size_bytes());
+    const size_t wrong = kernels_.first_non_finite(values.data(), values.size());
+    if (wrong < values.size()) {
+      return absl::DataLossError(absl::StrCat(layout_->NameOfAuxiliaryByte(tensor.offset + wrong * sizeof(float)),
+                                              " of version ", header.version(), " is not finite"));
+    }
+  }
   return model;
 }
 

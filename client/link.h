@@ -15,6 +15,7 @@
 #include <string>
 #include <thread>
 #include <variant>
+#include <vector>
 
 #include "absl/base/thread_annotations.h"
 #include "absl/random/random.h"
@@ -108,7 +109,8 @@ class Link {
  private:
   Link(LinkOptions options, std::shared_ptr<const Layout> layout);
 
-  class Call;  // A running call that Cancel and the watchdog can end.
+  class Call;   // A running stream that Cancel and the watchdog can end.
+  class Unary;  // A running unary call that Cancel can end.
 
   struct PullProgress {
     bool started = false;
@@ -124,6 +126,10 @@ class Link {
   absl::StatusOr<v1::JoinResponse> JoinOnce() ABSL_LOCKS_EXCLUDED(mu_);
   // True if the session is another one than the caller was last told of.
   bool TakeRejoined(v1::JoinResponse* answer) ABSL_LOCKS_EXCLUDED(mu_);
+  // Notes what the caller learns from a Join's answer, so that it is not told again.
+  void Told() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_);
+  // UNAVAILABLE if a reply comes from an older life of the coordinator than one that was heard.
+  absl::Status CheckEpoch(uint64_t epoch) const ABSL_LOCKS_EXCLUDED(mu_);
   // After a failure: OK to try the call again (the delay is over; joined again if that was the remedy), else the error
   // to return. `silent_since`: when the coordinator was last heard.
   absl::Status Recover(const absl::Status& error, int attempt, MonotonicTime* silent_since) ABSL_LOCKS_EXCLUDED(mu_);
@@ -153,8 +159,11 @@ class Link {
   uint64_t highest_epoch_ ABSL_GUARDED_BY(mu_) = 0;
   bool cancelled_ ABSL_GUARDED_BY(mu_) = false;
   bool stopping_ ABSL_GUARDED_BY(mu_) = false;
-  bool elected_ ABSL_GUARDED_BY(mu_) = false;
+  bool elected_ ABSL_GUARDED_BY(mu_) = false;       // The coordinator waits for this worker's model.
+  bool elected_told_ ABSL_GUARDED_BY(mu_) = false;  // The caller knows.
+  bool beating_ ABSL_GUARDED_BY(mu_) = false;
   Call* call_ ABSL_GUARDED_BY(mu_) = nullptr;
+  std::vector<grpc::ClientContext*> unary_ ABSL_GUARDED_BY(mu_);
 
   std::thread background_;  // Heartbeats and the watchdog of transfers.
 };

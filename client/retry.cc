@@ -21,10 +21,13 @@ RetryDecision DecideRetry(const absl::Status& error, int attempt, double jitter)
     case v1::REASON_DISK:
     case v1::REASON_TOO_MANY:
     case v1::REASON_JOB_PAUSED:
+    case v1::REASON_TRANSFER_CANCELLED:
+      decision.remedy = Remedy::kRetry;
+      break;
     case v1::REASON_OFFSET_MISMATCH:
     case v1::REASON_CHECKSUM_MISMATCH:
-    case v1::REASON_TRANSFER_CANCELLED:
     case v1::REASON_TOO_SLOW:
+      if (attempt + 1 >= kRetryAttempts) return decision;
       decision.remedy = Remedy::kRetry;
       break;
     case v1::REASON_STALE_ROUND:

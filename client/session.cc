@@ -1,5 +1,6 @@
-#include <algorithm>
 #include <cstring>
+#include <optional>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -32,13 +33,6 @@ v1::Manifest ManifestOf(const std::vector<TensorView>& tensors) {
   return manifest;
 }
 
-template <typename... Ts>
-struct Overloaded : Ts... {
-  using Ts::operator()...;
-};
-template <typename... Ts>
-Overloaded(Ts...) -> Overloaded<Ts...>;
-
 }  // namespace
 
 struct Session::Impl {
@@ -54,10 +48,24 @@ struct Session::Impl {
   uint32_t base_digest = 0;
   uint64_t version = 0;
   uint64_t round = 0;
+  AlignedBuffer<uint8_t> base_auxiliary;
   v1::RoundStarted started;
   bool reset_inner_state = false;
   bool done = false;
   MonotonicTime began;
+  bool is_warm = false;  // The warm-up before an initial model is done.
+
+  // What the accessors say: a copy, because an exchange in flight moves on while the caller trains.
+  struct Shown {
+    uint64_t version = 0;
+    uint64_t round = 0;
+    v1::RoundStarted started;
+    bool reset_inner_state = false;
+    bool done = false;
+    v1::JobConfig config;
+  };
+  Shown shown;
+  absl::Status broken;  // The first error: the state behind it is not one to go on from.
 
   ErrorFeedback feedback;
 
@@ -65,7 +73,6 @@ struct Session::Impl {
   std::thread exchange;
   absl::Status exchange_status;
   AlignedBuffer<float> sent_from;  // The parameters the delta in flight was taken from.
-  AlignedBuffer<uint8_t> pulled_auxiliary;
 
   ~Impl() {
     if (exchange.joinable()) {
@@ -120,15 +127,28 @@ struct Session::Impl {
         [&](void* data, uint64_t offset, uint64_t bytes) { std::memcpy(data, from.data() + offset, bytes); });
   }
 
-  // A payload with `x` encoded and the tensors' auxiliary values behind it.
-  absl::StatusOr<AlignedBuffer<uint8_t>> MakePayload(v1::Codec codec, absl::Span<const float> x) const {
+  AlignedBuffer<uint8_t> ReadAuxiliary() const {
+    AlignedBuffer<uint8_t> to = AlignedBuffer<uint8_t>::Uninitialized(link->layout()->auxiliary_bytes());
+    ForEachAuxiliary(
+        [&](void* data, uint64_t offset, uint64_t bytes) { std::memcpy(to.data() + offset, data, bytes); });
+    return to;
+  }
+
+  // A payload with `x` encoded and `auxiliary` behind it.
+  absl::StatusOr<AlignedBuffer<uint8_t>> MakePayload(v1::Codec codec, absl::Span<const float> x,
+                                                     const AlignedBuffer<uint8_t>& auxiliary) const {
     ASSIGN_OR_RETURN(const uint64_t encoded, EncodedBytes(codec, x.size()));
-    AlignedBuffer<uint8_t> payload = AlignedBuffer<uint8_t>::Uninitialized(encoded + link->layout()->auxiliary_bytes());
+    AlignedBuffer<uint8_t> payload = AlignedBuffer<uint8_t>::Uninitialized(encoded + auxiliary.size());
     RETURN_IF_ERROR(Encode(kernels, codec, x, payload.span().subspan(0, encoded)));
-    ForEachAuxiliary([&](void* data, uint64_t offset, uint64_t bytes) {
-      std::memcpy(payload.data() + encoded + offset, data, bytes);
-    });
+    if (!auxiliary.empty()) std::memcpy(payload.data() + encoded, auxiliary.data(), auxiliary.size());
     return payload;
+  }
+
+  // Ends a call of the caller: shows where things stand, keeps the first error.
+  absl::Status Publish(absl::Status status) {
+    shown = {version, round, started, reset_inner_state, done, config};
+    if (broken.ok()) broken = status;
+    return status;
   }
 
   absl::Status Start() {
@@ -139,52 +159,71 @@ struct Session::Impl {
 
   // After a (re-)join: bring the initial model if asked, then hold the newest.
   absl::Status Settle(v1::JoinResponse joined, bool write) {
-    config = joined.config();
-    bool elected = joined.need_initial_model();
-    bool has_model = joined.has_model();
-    while (!has_model) {
-      if (elected) RETURN_IF_ERROR(BringInitialModel());
-      ASSIGN_OR_RETURN(RoundNews news, link->AwaitRound(0));
-      elected = std::holds_alternative<client::Elected>(news);
-      has_model = std::holds_alternative<v1::RoundCommitted>(news);
-      if (const auto* again = std::get_if<client::Rejoined>(&news)) {
-        config = again->answer.config();
-        elected = again->answer.need_initial_model();
-        has_model = again->answer.has_model();
+    while (true) {
+      config = joined.config();
+      // Rounds that never were have left nothing to make up for.
+      if (!joined.has_model() || joined.version() < version) feedback.Reset();
+      if (joined.has_model()) break;
+      std::optional<v1::JoinResponse> again;
+      if (joined.need_initial_model()) {
+        ASSIGN_OR_RETURN(again, BringInitialModel());
+        joined.set_need_initial_model(false);
       }
-      if (const auto* ended = std::get_if<v1::RoundEnded>(&news)) return JobEnded(*ended);
+      if (!again.has_value()) {
+        ASSIGN_OR_RETURN(RoundNews news, link->AwaitRound(0));
+        if (const auto* ended = std::get_if<v1::RoundEnded>(&news)) return JobEnded(*ended);
+        if (std::holds_alternative<client::Elected>(news)) joined.set_need_initial_model(true);
+        if (std::holds_alternative<v1::RoundCommitted>(news)) joined.set_has_model(true);
+        if (auto* rejoined = std::get_if<client::Rejoined>(&news)) again = std::move(rejoined->answer);
+      }
+      if (again.has_value()) joined = *std::move(again);
     }
     return Load(std::nullopt, write);
   }
 
-  absl::Status BringInitialModel() {
-    AlignedBuffer<float> model;
+  // The answer of a Join that was needed on the way, if one was.
+  absl::StatusOr<std::optional<v1::JoinResponse>> BringInitialModel() {
+    AlignedBuffer<uint8_t> payload;
     if (base.empty()) {
-      if (config.warmup_steps() > 0 && train_alone != nullptr) {
+      if (config.warmup_steps() > 0 && train_alone != nullptr && !is_warm) {
         Log(absl::StrCat("warm-up: training ", config.warmup_steps(), " steps alone"));
         RETURN_IF_ERROR(train_alone(config.warmup_steps()));
       }
-      model = ReadBmuf();
+      is_warm = true;
+      ASSIGN_OR_RETURN(payload, MakePayload(v1::CODEC_FP32, ReadBmuf().span(), ReadAuxiliary()));
     } else {
       Log("the coordinator has no model: bringing back the last broadcast one");
-      model = base.Clone();
+      ASSIGN_OR_RETURN(payload, MakePayload(v1::CODEC_FP32, base.span(), base_auxiliary));
     }
-    ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, MakePayload(v1::CODEC_FP32, model.span()));
-    return link->Push(v1::PAYLOAD_KIND_INITIAL_MODEL, 0, 0, v1::CODEC_FP32, payload.span(), v1::BlockFacts()).status();
+    absl::StatusOr<PushNews> news =
+        link->Push(v1::PAYLOAD_KIND_INITIAL_MODEL, 0, 0, v1::CODEC_FP32, payload.span(), v1::BlockFacts());
+    std::optional<v1::JoinResponse> rejoined;
+    if (!news.ok()) {
+      // Another worker was elected in between: its model is the job's.
+      if (ReasonOf(news.status()) == v1::REASON_NOT_INITIALIZER) return rejoined;
+      return news.status();
+    }
+    if (auto* again = std::get_if<client::Rejoined>(&*news)) rejoined = std::move(again->answer);
+    return rejoined;
   }
 
   // Holds a version as the base of the next block; `write`: also in the tensors.
   absl::Status Load(std::optional<uint64_t> wanted, bool write) {
-    ASSIGN_OR_RETURN(PulledModel model, link->Pull(wanted));
-    base = std::move(model.bmuf);
-    base_digest = model.header.model_digest();
-    version = model.header.version();
+    absl::StatusOr<PulledModel> model = link->Pull(wanted);
+    if (!model.ok()) {
+      // The coordinator lost its state on the way, and the link has joined it again.
+      v1::JoinResponse joined = link->joined();
+      if (ReasonOf(model.status()) == v1::REASON_NO_MODEL && !joined.has_model()) return Settle(joined, write);
+      return model.status();
+    }
+    base = std::move(model->bmuf);
+    base_auxiliary = std::move(model->auxiliary);
+    base_digest = model->header.model_digest();
+    version = model->header.version();
     round = version + 1;
     if (write) {
       WriteBmuf(base.data());
-      WriteAuxiliary(model.auxiliary);
-    } else {
-      pulled_auxiliary = std::move(model.auxiliary);
+      WriteAuxiliary(base_auxiliary);
     }
     return absl::OkStatus();
   }
@@ -192,25 +231,27 @@ struct Session::Impl {
   absl::Status BeginBlock(bool write = true) {
     while (!done) {
       ASSIGN_OR_RETURN(RoundNews news, link->AwaitRound(round));
-      bool begins = false;
-      RETURN_IF_ERROR(
-          std::visit(Overloaded{
-                         [&](const v1::RoundStarted& s) -> absl::Status {
-                           started = s;
-                           begins = true;
-                           if (s.base_version() == version && s.base_digest() == base_digest) return absl::OkStatus();
-                           return Load(s.base_version(), write);
-                         },
-                         [&](const v1::RoundCommitted& c) -> absl::Status {  // A round went by without this worker.
-                           done = c.job_finished();
-                           return Load(std::nullopt, write);
-                         },
-                         [&](const v1::RoundEnded& e) -> absl::Status { return JobEnded(e); },
-                         [&](const client::Rejoined& r) -> absl::Status { return Settle(r.answer, write); },
-                         [](const auto&) -> absl::Status { return absl::OkStatus(); },
-                     },
-                     news));
-      if (begins) break;
+      if (const auto* s = std::get_if<v1::RoundStarted>(&news)) {
+        if (s->base_version() != version || s->base_digest() != base_digest) {
+          RETURN_IF_ERROR(Load(s->base_version(), write));
+        }
+        if (version != s->base_version()) continue;  // It is gone by now, and so is the round.
+        if (base_digest != s->base_digest()) {
+          return absl::DataLossError(
+              absl::StrCat("version ", version, " is not the one that round ", round, " starts from"));
+        }
+        started = *s;
+        break;
+      }
+      if (const auto* c = std::get_if<v1::RoundCommitted>(&news)) {  // A round went by without this worker.
+        done = c->job_finished();
+        reset_inner_state = c->reset_inner_state();
+        RETURN_IF_ERROR(Load(std::nullopt, write));
+      } else if (const auto* e = std::get_if<v1::RoundEnded>(&news)) {
+        RETURN_IF_ERROR(JobEnded(*e));
+      } else if (const auto* r = std::get_if<client::Rejoined>(&news)) {
+        RETURN_IF_ERROR(Settle(r->answer, write));
+      }
     }
     began = Clock::Real().Now();
     return absl::OkStatus();
@@ -230,7 +271,7 @@ struct Session::Impl {
     kernels.subtract(delta.data(), local.data(), base.data(), delta.size());
     const bool lossy = options.codec != v1::CODEC_FP32;
     if (lossy) feedback.Apply(kernels, delta.span());
-    ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, MakePayload(options.codec, delta.span()));
+    ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, MakePayload(options.codec, delta.span(), ReadAuxiliary()));
     if (lossy) {
       AlignedBuffer<float> sent = AlignedBuffer<float>::Uninitialized(delta.size());
       const absl::Span<const uint8_t> all = payload.span();
@@ -255,17 +296,22 @@ struct Session::Impl {
 
   // Pushes until the round's commit was seen, or the delta turned out not to count; then holds the newest model.
   absl::Status Exchange(const AlignedBuffer<uint8_t>& payload, const v1::BlockFacts& facts, bool write) {
+    bool push = true;
     while (true) {
-      ASSIGN_OR_RETURN(PushNews pushed,
-                       link->Push(v1::PAYLOAD_KIND_DELTA, round, base_digest, options.codec, payload.span(), facts));
-      if (std::holds_alternative<client::Stale>(pushed)) {
-        feedback.Drop();
-        return Load(std::nullopt, write);
-      }
       std::optional<v1::JoinResponse> rejoined;
-      if (auto* again = std::get_if<client::Rejoined>(&pushed)) {
-        rejoined = std::move(again->answer);
-      } else {
+      if (push) {
+        ASSIGN_OR_RETURN(PushNews pushed,
+                         link->Push(v1::PAYLOAD_KIND_DELTA, round, base_digest, options.codec, payload.span(), facts));
+        if (const auto* stale = std::get_if<client::Stale>(&pushed)) {
+          // The very round and version, not begun yet (a new attempt gathers): the delta is early, not late.
+          if (stale->round != round || stale->version != version) {
+            feedback.Drop();
+            return Load(std::nullopt, write);
+          }
+        }
+        if (auto* again = std::get_if<client::Rejoined>(&pushed)) rejoined = std::move(again->answer);
+      }
+      if (!rejoined.has_value()) {
         ASSIGN_OR_RETURN(RoundNews news, link->AwaitRound(round));
         if (const auto* committed = std::get_if<v1::RoundCommitted>(&news)) {
           done = committed->job_finished();
@@ -274,16 +320,28 @@ struct Session::Impl {
           return Load(std::nullopt, write);
         }
         if (const auto* ended = std::get_if<v1::RoundEnded>(&news)) return JobEnded(*ended);
-        if (auto* again_later = std::get_if<client::Rejoined>(&news)) rejoined = std::move(again_later->answer);
-        // Otherwise the delta is not in (a new attempt): it is still good for the round.
+        if (auto* again = std::get_if<client::Rejoined>(&news)) rejoined = std::move(again->answer);
+        // After `restarted` the round gathers: the delta is good for it, and is asked for by `started`.
+        push = std::holds_alternative<v1::RoundStarted>(news);
       }
-      // A coordinator that stands where it stood takes the same delta once more.
-      if (rejoined.has_value() &&
-          !(rejoined->has_model() && rejoined->round() == round && rejoined->model_digest() == base_digest)) {
+      if (!rejoined.has_value()) continue;
+      // A coordinator that stands where it stood asks for the same delta once more.
+      push = false;
+      if (!rejoined->has_model() || rejoined->round() != round || rejoined->model_digest() != base_digest) {
         feedback.Drop();
-        return Settle(*rejoined, write);
+        return Settle(*std::move(rejoined), write);
       }
+      config = rejoined->config();
     }
+  }
+
+  // One whole step: the exchange, then the wait for the next block. A job that finished meanwhile is no error.
+  absl::Status Step(const AlignedBuffer<uint8_t>& payload, const v1::BlockFacts& facts, bool write) {
+    absl::Status status = Exchange(payload, facts, write);
+    if (status.ok()) status = BeginBlock(write);
+    if (ReasonOf(status) != v1::REASON_JOB_FINISHED) return status;
+    done = true;
+    return Load(std::nullopt, write);
   }
 
   void Log(const std::string& text) const {
@@ -310,7 +368,7 @@ absl::StatusOr<std::unique_ptr<Session>> Session::Join(Options options, std::vec
   impl->options = std::move(options);
   impl->tensors = std::move(tensors);
   impl->train_alone = std::move(train_alone);
-  RETURN_IF_ERROR(impl->Start());
+  RETURN_IF_ERROR(impl->Publish(impl->Start()));
   return std::unique_ptr<Session>(new Session(std::move(impl)));
 }
 
@@ -318,8 +376,7 @@ absl::Status Session::Sync(const BlockFacts& facts) {
   RETURN_IF_ERROR(Wait());
   if (impl_->done) return absl::OkStatus();
   ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, impl_->DeltaPayload(impl_->ReadBmuf()));
-  RETURN_IF_ERROR(impl_->Exchange(payload, impl_->FactsOf(facts), /*write=*/true));
-  return impl_->BeginBlock();
+  return impl_->Publish(impl_->Step(payload, impl_->FactsOf(facts), /*write=*/true));
 }
 
 absl::Status Session::SyncAsync(const BlockFacts& facts) {
@@ -328,34 +385,33 @@ absl::Status Session::SyncAsync(const BlockFacts& facts) {
   impl_->sent_from = impl_->ReadBmuf();
   ASSIGN_OR_RETURN(AlignedBuffer<uint8_t> payload, impl_->DeltaPayload(impl_->sent_from));
   impl_->exchange = std::thread([impl = impl_.get(), payload = std::move(payload), message = impl_->FactsOf(facts)] {
-    impl->exchange_status = impl->Exchange(payload, message, /*write=*/false);
-    if (impl->exchange_status.ok()) impl->exchange_status = impl->BeginBlock(/*write=*/false);
+    impl->exchange_status = impl->Step(payload, message, /*write=*/false);
   });
   return absl::OkStatus();
 }
 
 absl::Status Session::Wait() {
-  if (!impl_->exchange.joinable()) return absl::OkStatus();
+  if (!impl_->exchange.joinable()) return impl_->broken;
   impl_->exchange.join();
-  RETURN_IF_ERROR(impl_->exchange_status);
+  RETURN_IF_ERROR(impl_->Publish(impl_->exchange_status));
   // now + (base - sent_from): the new broadcast model plus what was trained since the delta was taken.
   AlignedBuffer<float> now = impl_->ReadBmuf();
   impl_->kernels.subtract(now.data(), now.data(), impl_->sent_from.data(), now.size());
   impl_->kernels.add(now.data(), now.data(), impl_->base.data(), now.size());
   impl_->WriteBmuf(now.data());
-  if (!impl_->pulled_auxiliary.empty()) impl_->WriteAuxiliary(impl_->pulled_auxiliary);
+  impl_->WriteAuxiliary(impl_->base_auxiliary);
   return absl::OkStatus();
 }
 
 void Session::Cancel() { impl_->link->Cancel(); }
-bool Session::done() const { return impl_->done; }
-uint64_t Session::round() const { return impl_->round; }
-uint64_t Session::version() const { return impl_->version; }
-uint32_t Session::rank() const { return impl_->started.rank(); }
-uint32_t Session::size() const { return impl_->started.size(); }
-uint32_t Session::block_steps() const { return impl_->started.block_steps(); }
-uint64_t Session::total_samples() const { return impl_->started.total_samples(); }
-bool Session::reset_inner_state() const { return impl_->reset_inner_state; }
-const v1::JobConfig& Session::config() const { return impl_->config; }
+bool Session::done() const { return impl_->shown.done; }
+uint64_t Session::round() const { return impl_->shown.round; }
+uint64_t Session::version() const { return impl_->shown.version; }
+uint32_t Session::rank() const { return impl_->shown.started.rank(); }
+uint32_t Session::size() const { return impl_->shown.started.size(); }
+uint32_t Session::block_steps() const { return impl_->shown.started.block_steps(); }
+uint64_t Session::total_samples() const { return impl_->shown.started.total_samples(); }
+bool Session::reset_inner_state() const { return impl_->shown.reset_inner_state; }
+const v1::JobConfig& Session::config() const { return impl_->shown.config; }
 
 }  // namespace bmuf

@@ -24,8 +24,8 @@ done
 
 # The settings that tests/bench/README.md found for these models.
 case $model in
-  mlp) rounds=${rounds:-120} block_steps=40 batch=64 lr=0.05 target=0.88 ;;
-  cnn) rounds=${rounds:-40} block_steps=20 batch=64 lr=0.02 target=0.90 ;;
+  mlp) rounds=${rounds:-470} block_steps=10 every=20 target=0.88 ;;
+  cnn) rounds=${rounds:-70} block_steps=20 every=5 target=0.90 ;;
   *) echo "quickstart: --model must be mlp or cnn, not \"$model\"" >&2; exit 64 ;;
 esac
 
@@ -72,7 +72,7 @@ jobs:
       max_rounds: $rounds
       lease: 3s
 EOF
-"$coordinator" --config "$dir/coordinator.yaml" --port-file "$dir/port" >"$dir/coordinator.log" 2>&1 &
+"$coordinator" --config "$dir/coordinator.yaml" --log-format text --port-file "$dir/port" >"$dir/coordinator.log" 2>&1 &
 coordinator_pid=$!
 for _ in {1..100}; do
   [[ -s $dir/port ]] && break
@@ -83,8 +83,8 @@ server=$(head -n 1 "$dir/port")
 echo "quickstart: coordinator at $server, log $dir/coordinator.log"
 
 start_worker() { # start_worker NAME
-  "$worker" --coordinator "$server" --job fashion --name "$1" --model "$model" --devices cpu:1 --batch-size $batch \
-    --lr $lr --schedule linear --momentum 0.9 --eval-every 10 >"$dir/$1.log" 2>&1 &
+  "$worker" --coordinator "$server" --job fashion --name "$1" --model "$model" --devices cpu:1 --batch-size 64 \
+    --lr 0.05 --schedule linear --momentum 0.9 --eval-every 50 >"$dir/$1.log" 2>&1 &
   pids[$1]=$!
 }
 began=$SECONDS
@@ -103,7 +103,12 @@ while IFS= read -r line; do
     unset "pids[$victim]"
     start_worker "w$workers"
   fi
-done < <("$ctl" --server "$server" watch fashion)
+done < <("$ctl" --server "$server" watch fashion --every $every)
+
+if $killed; then
+  echo "quickstart: what the coordinator said of $victim and w$workers:"
+  grep -E "worker=($victim|w$workers)( |\$)" "$dir/coordinator.log" | sed 's/^/  /' || true
+fi
 
 codes=0
 for name in "${!pids[@]}"; do

@@ -41,6 +41,7 @@ struct Flags {
   std::string job, worker, reason, config_file, output;
   std::vector<std::string> settings;
   uint32_t limit = 20;
+  uint32_t every = 1;
   uint64_t version = 0;
   bool has_version = false, broadcast = false;
 };
@@ -255,7 +256,9 @@ class Commands {
       }
     }
     for (auto it = records.rbegin(); it != records.rend(); ++it) {
-      if (it->round() > shown) std::cout << (terminal ? "\r\x1b[K" : "") << RoundLine(*it) << std::endl;
+      const bool last = it->round() == newest && status.state() != v1::JOB_STATE_RUNNING;
+      if (it->round() > shown && (last || it->round() % flags_.every == 0))
+        std::cout << (terminal ? "\r\x1b[K" : "") << RoundLine(*it) << std::endl;
     }
     return newest;
   }
@@ -324,7 +327,9 @@ int Main(int argc, char** argv) {
   create->add_option("--set", flags.settings, "path=value, for instance outer.block_learning_rate=0.7");
   command("status", "Who is waited for, until when, why, and what happens then", &Commands::Status)
       ->add_option("job", flags.job, "Only this job");
-  with_job(command("watch", "One line a round, until the job ends", &Commands::Watch));
+  with_job(command("watch", "One line a round, until the job ends", &Commands::Watch))
+      ->add_option("--every", flags.every, "A line every so many rounds only")
+      ->check(CLI::Range(1u, 1'000'000u));
   with_job(command("rounds", "The newest commits", &Commands::Rounds))
       ->add_option("--limit", flags.limit, "How many")
       ->capture_default_str();
