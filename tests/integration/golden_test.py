@@ -183,7 +183,7 @@ def run_warmup(daemon, case):
     workers = [Worker(daemon.address, job, "w%d" % i, init=start, heartbeats=False) for i, start in enumerate(starts)]
     assert workers[0].joined.need_initial_model and not workers[1].joined.need_initial_model
     assert workers[0].joined.config.warmup_steps == 5
-    refused("NOT_INITIALIZER", workers[1].upload_initial)
+    refused("STALE_ROUND", workers[1].upload_initial)
     assert case["rounds"][0]["event"] == "warmup_broadcast"
     check(case, workers[1], 0, case["rounds"][0])
     for number, entry in enumerate(case["rounds"][1:], 1):

@@ -91,9 +91,9 @@ def test_the_printed_configuration_is_complete_and_can_be_read_again(config):
     (3, "listen: 127.0.0.1:1", ["listen"]),
     (4, "memory_limit_bytes: 4 elephants", ["memory_limit_bytes"]),
     (6, "  leese: 10s", ["leese"]),
-    (14, "        variant: fastest", ["variant", "fastest"]),
-    (14, "        variant: [1, 2]", ["variant"]),
-    (15, "        block_learning_rate: high", ["block_learning_rate", "high"]),
+    (15, "        variant: fastest", ["variant", "fastest"]),
+    (15, "        variant: [1, 2]", ["variant"]),
+    (16, "        block_learning_rate: high", ["block_learning_rate", "high"]),
     (8, "\tmin_workers: 1", []),
 ], ids=lambda value: str(value).strip()[:30].replace(" ", "_") if isinstance(value, str) else None)
 def test_a_mistake_in_the_file_is_named_with_its_line(config, line, text, words):
