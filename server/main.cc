@@ -2,8 +2,6 @@
 #include <grpc/support/log.h>
 #include <pthread.h>
 #include <sys/resource.h>
-#include <sys/sysinfo.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,10 +11,8 @@
 #include <cstdlib>
 #include <fstream>
 #include <iostream>
-#include <limits>
 #include <map>
 #include <memory>
-#include <set>
 #include <sstream>
 #include <string>
 #include <thread>
@@ -24,15 +20,11 @@
 #include <vector>
 
 #include "CLI/CLI.hpp"
-#include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_replace.h"
 #include "absl/synchronization/notification.h"
 #include "bmuf/v1/config.pb.h"
-#include "core/base/error.h"
-#include "core/base/limits.h"
 #include "core/base/names.h"
 #include "core/base/status_macros.h"
 #include "core/base/thread_pool.h"
@@ -40,6 +32,7 @@
 #include "core/kernels/kernels.h"
 #include "server/coordinator/coordinator.h"
 #include "server/coordinator/loop.h"
+#include "server/daemon_config.h"
 #include "server/ops/http.h"
 #include "server/ops/log.h"
 #include "server/ops/metrics.h"
@@ -77,8 +70,9 @@ constexpr char kExitCodes[] =
 
 // Answers of the coordinator that main waits for.
 constexpr absl::Duration kStatusTime = absl::Seconds(1);
-// How long transfers may go on after the drain.
-constexpr absl::Duration kShutdownGrace = absl::Seconds(5);
+// How long open calls may go on after the drain, and how long the last answers may take on their way.
+constexpr absl::Duration kCallsGrace = absl::Seconds(5);
+constexpr absl::Duration kAnswersGrace = absl::Milliseconds(500);
 
 int Fail(int code, const std::string& what) {
   std::cerr << "bmuf-coordinator: " << what << std::endl;
@@ -87,86 +81,10 @@ int Fail(int code, const std::string& what) {
 
 // ------------------------------------------------------------------------------------------------- configuration
 
-// Three quarters of what this process may take: the machine's memory or its cgroup's limit.
-uint64_t DefaultMemoryLimit() {
-  struct sysinfo info = {};
-  uint64_t bytes = sysinfo(&info) == 0 ? uint64_t{info.totalram} * info.mem_unit : uint64_t{4} << 30;
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    std::ifstream file(path);
-    std::string text;
-    uint64_t limit = 0;
-    if (file >> text && absl::SimpleAtoi(text, &limit) && limit > 0) bytes = std::min(bytes, limit);
-  }
-  return bytes / 4 * 3;
-}
-
-v1::DaemonConfig Defaults() {
-  v1::DaemonConfig config;
-  config.set_listen("127.0.0.1:7070");
-  config.set_compute_threads(std::max(1u, std::thread::hardware_concurrency()));
-  config.set_memory_limit_bytes(DefaultMemoryLimit());
-  config.mutable_drain_timeout()->set_seconds(25);
-  config.set_log_level("info");
-  config.set_kernels("auto");
-  return config;
-}
-
 // Fields that one word can set: those have an environment variable and a flag.
 bool IsScalar(const google::protobuf::FieldDescriptor& field) {
   if (field.is_repeated()) return false;
   return field.message_type() == nullptr || field.message_type()->full_name() == "google.protobuf.Duration";
-}
-
-absl::Status SetScalar(const google::protobuf::FieldDescriptor& field, const std::string& value,
-                       v1::DaemonConfig& config) {
-  if (field.cpp_type() == google::protobuf::FieldDescriptor::CPPTYPE_STRING) {
-    config.GetReflection()->SetString(&config, &field, value);  // As it is: "[::]:0" would mean something in YAML.
-    return absl::OkStatus();
-  }
-  return SetField(field.name(), value, config);
-}
-
-absl::Status CheckConfig(const v1::DaemonConfig& config) {
-  const auto wrong = [](const std::string& field, const std::string& what) {
-    return absl::InvalidArgumentError(absl::StrCat(field, ": ", what));
-  };
-  for (const auto& [field, address] :
-       {std::make_pair("listen", config.listen()), std::make_pair("metrics_listen", config.metrics_listen())}) {
-    if (std::string(field) == "metrics_listen" && address.empty()) continue;
-    if (const auto parsed = ops::ParseHostPort(address); !parsed.ok()) {
-      return wrong(field, std::string(parsed.status().message()));
-    }
-  }
-  if (config.compute_threads() < 1 || config.compute_threads() > 1024) return wrong("compute_threads", "1 to 1024");
-  if (config.memory_limit_bytes() < (uint64_t{1} << 20)) return wrong("memory_limit_bytes", "must be at least 1MiB");
-  if (config.drain_timeout().seconds() < 0 || config.drain_timeout().nanos() < 0) {
-    return wrong("drain_timeout", "must not be negative");
-  }
-  const std::set<std::string> levels = {"trace", "debug", "info", "warn", "error"};
-  if (levels.count(config.log_level()) == 0) {
-    return wrong("log_level", absl::StrCat("\"", config.log_level(), "\" is not trace, debug, info, warn or error"));
-  }
-  if (const auto kernels = KernelsByName(config.kernels()); !kernels.ok()) {
-    return wrong("kernels", std::string(kernels.status().message()));
-  }
-  if (static_cast<size_t>(config.jobs_size()) > limits::kMaxJobs) {
-    return wrong("jobs", absl::StrCat("at most ", limits::kMaxJobs));
-  }
-  if (const auto resolved = coordinator::ResolveJobConfig(config.job_defaults(), {}); !resolved.ok()) {
-    // What is only right together with a job's own rules is judged there.
-    if (config.jobs().empty()) return wrong("job_defaults", std::string(resolved.status().message()));
-  }
-  std::set<std::string> names;
-  for (const v1::ConfiguredJob& job : config.jobs()) {
-    if (const absl::Status valid = ValidateName("jobs.name", job.name()); !valid.ok()) {
-      return wrong("jobs", std::string(valid.message()));
-    }
-    if (!names.insert(job.name()).second) return wrong("jobs", absl::StrCat("two jobs are named ", job.name()));
-    if (const auto resolved = coordinator::ResolveJobConfig(config.job_defaults(), job.config()); !resolved.ok()) {
-      return wrong(absl::StrCat("job ", job.name()), std::string(resolved.status().message()));
-    }
-  }
-  return absl::OkStatus();
 }
 
 // What the command line says beside the configuration.
@@ -180,40 +98,29 @@ struct CommandLine {
 };
 
 absl::StatusOr<v1::DaemonConfig> LoadConfig(const CommandLine& line) {
-  v1::DaemonConfig config = Defaults();
+  ConfigSources sources;
   if (!line.config_path.empty()) {
     std::ifstream file(line.config_path);
     std::stringstream text;
-    if (!(text << file.rdbuf()) && !file.eof()) {
+    text << file.rdbuf();
+    if (!file.is_open() || file.bad())
       return absl::InvalidArgumentError(absl::StrCat("cannot read ", line.config_path));
-    }
-    if (!file.is_open()) return absl::InvalidArgumentError(absl::StrCat("cannot read ", line.config_path));
-    RETURN_IF_ERROR(MergeYaml(text.str(), line.config_path, config));
+    sources.file_name = line.config_path;
+    sources.file_text = text.str();
   }
-  const google::protobuf::Descriptor& schema = *v1::DaemonConfig::descriptor();
-  for (int i = 0; i < schema.field_count(); ++i) {
-    const auto& field = *schema.field(i);
-    if (!IsScalar(field)) continue;
-    const std::string variable = absl::StrCat("BMUF_", absl::AsciiStrToUpper(field.name()));
-    if (const char* value = std::getenv(variable.c_str()); value != nullptr) {
-      if (const absl::Status set = SetScalar(field, value, config); !set.ok()) {
-        return absl::InvalidArgumentError(absl::StrCat(variable, ": ", std::string(set.message())));
-      }
-    }
-    if (const auto it = line.values.find(field.name()); it != line.values.end()) {
-      if (const absl::Status set = SetScalar(field, it->second, config); !set.ok()) {
-        return absl::InvalidArgumentError(
-            absl::StrCat("--", absl::StrReplaceAll(field.name(), {{"_", "-"}}), ": ", std::string(set.message())));
-      }
-    }
-  }
-  if (line.insecure) config.set_insecure_plaintext(true);
+  sources.environment = [](const std::string& name) -> const char* { return std::getenv(name.c_str()); };
+  sources.flags.assign(line.values.begin(), line.values.end());
+  if (line.insecure) sources.flags.emplace_back("insecure_plaintext", "true");
+  ASSIGN_OR_RETURN(v1::DaemonConfig config,
+                   ResolveDaemonConfig(sources, std::thread::hardware_concurrency(), UsableMemoryBytes()));
+  RETURN_IF_ERROR(ops::ParseHostPort(config.listen()).status());
+  if (!config.metrics_listen().empty()) RETURN_IF_ERROR(ops::ParseHostPort(config.metrics_listen()).status());
   for (const std::string& name : line.jobs) {
+    RETURN_IF_ERROR(ValidateName("--job", name));
     const bool known = std::any_of(config.jobs().begin(), config.jobs().end(),
                                    [&](const v1::ConfiguredJob& job) { return job.name() == name; });
     if (!known) config.add_jobs()->set_name(name);
   }
-  RETURN_IF_ERROR(CheckConfig(config));
   return config;
 }
 
@@ -447,7 +354,9 @@ int Serve(const v1::DaemonConfig& config) {
   }
 
   coordinator.Abandon();
-  if (server.ok()) (*server)->Shutdown(kShutdownGrace);
+  // Not the library's own grace: it would wait for connections on which nothing happens any more.
+  open_calls.WaitUntilNone(kCallsGrace);
+  if (server.ok()) (*server)->Shutdown(kAnswersGrace);
   http.reset();
   stop_loop();
   int code = kExitOk;

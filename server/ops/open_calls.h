@@ -55,6 +55,12 @@ class OpenCalls {
     }
     return listed;
   }
+  // Blocks until no call is open. False if that takes longer than `timeout`.
+  bool WaitUntilNone(absl::Duration timeout) const ABSL_LOCKS_EXCLUDED(mu_) {
+    absl::MutexLock lock(&mu_);
+    const auto none = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mu_) { return calls_.empty(); };
+    return mu_.AwaitWithTimeout(absl::Condition(&none), timeout);
+  }
   size_t size() const ABSL_LOCKS_EXCLUDED(mu_) {
     absl::MutexLock lock(&mu_);
     return calls_.size();

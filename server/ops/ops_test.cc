@@ -161,6 +161,9 @@ TEST(OpenCallsTest, ACallIsListedAsLongAsItsTicketLives) {
   first.reset();
   EXPECT_EQ(calls.size(), 1u);
   EXPECT_EQ(calls.opened(), 2u);
+  EXPECT_FALSE(calls.WaitUntilNone(absl::ZeroDuration()));
+  second.reset();
+  EXPECT_TRUE(calls.WaitUntilNone(absl::Seconds(10)));
 }
 
 }  // namespace
