@@ -22,12 +22,16 @@ namespace {
 
 absl::Status FromGrpc(const grpc::Status& status) {
   if (status.ok()) return absl::OkStatus();
+  absl::Status error(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
   google::rpc::Status rpc;
   if (!status.error_details().empty() && rpc.ParseFromString(status.error_details()) &&
       rpc.code() == static_cast<int>(status.error_code())) {
-    return FromRpcStatus(rpc);
+    error = FromRpcStatus(rpc);
   }
-  return absl::Status(static_cast<absl::StatusCode>(status.error_code()), status.error_message());
+  // A cancellation of ours is known before the status is looked at. Any other is a server's that shuts down or a
+  // proxy's.
+  if (absl::IsCancelled(error)) return absl::UnavailableError("the call was cancelled by the other side");
+  return error;
 }
 
 std::string NewInstance() {

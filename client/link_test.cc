@@ -195,11 +195,12 @@ TEST_F(LinkTest, ABusyCoordinatorIsTriedAgain) {
   ASSERT_TRUE(link->Join().ok());
   fake_.Set([](Faults& f) {
     f.push = {Error(v1::REASON_UPLOAD_BUDGET, "busy").RetryAfter(absl::Milliseconds(10)),
-              absl::UnavailableError("the connection broke"), Error(v1::REASON_TRANSFER_CANCELLED, "x")};
+              absl::UnavailableError("the connection broke"), Error(v1::REASON_TRANSFER_CANCELLED, "x"),
+              absl::CancelledError("by a proxy")};
   });
   const auto pushed = PushDelta(*link, 1, PayloadOf(std::vector<float>(kElements, 1.0f)));
   ASSERT_TRUE(pushed.ok()) << pushed.status();
-  EXPECT_EQ(fake_.seen().pushes.size(), 4u);
+  EXPECT_EQ(fake_.seen().pushes.size(), 5u);
 }
 
 TEST_F(LinkTest, APushSentTwiceIsASuccess) {
