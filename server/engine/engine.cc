@@ -36,10 +36,14 @@ Effects Stepper::Finish() {
 
 void Stepper::AnnounceReason() {
   Situation situation = s_.SituationAt(now_);
+  // A deadline that passed without ending the round changes what is waited for, too.
+  if (situation.gist != s_.shown_gist) {
+    s_.shown_gist = situation.gist;
+    Changed();
+  }
   const bool overdue = s_.WatchdogRuns() && now_ - s_.watchdog_from >= kWatchdogPeriod;
   const bool news = situation.gist != s_.announced_gist && now_ - s_.announced_at >= kReasonPeriod;
   if (!news && !overdue) return;
-  if (situation.gist != s_.announced_gist) Changed();
   s_.announced_gist = std::move(situation.gist);
   s_.announced_at = now_;
   if (overdue) s_.watchdog_from = now_;

@@ -186,6 +186,7 @@ struct Engine::State {
   std::optional<absl::Duration> block_time_p95;
 
   std::array<uint64_t, static_cast<size_t>(Counter::kCount)> counters{};
+  std::string shown_gist;  // Watchers know of it.
   std::string announced_gist;
   MonotonicTime announced_at;
   MonotonicTime watchdog_from;
