@@ -1,5 +1,6 @@
 // bmuf-coordinator: the only place that knows every concrete class of the server.
 #include <grpc/support/log.h>
+#include <malloc.h>
 #include <pthread.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -424,5 +425,8 @@ int Main(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   GOOGLE_PROTOBUF_VERIFY_VERSION;
+  // Buffers of model size come and go with every push: each its own mapping, or the heaps of the threads keep them and
+  // memory grows with the number of workers.
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);
   return bmuf::Main(argc, argv);
 }

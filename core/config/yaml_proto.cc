@@ -3,6 +3,7 @@
 #include <cctype>
 #include <cmath>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <set>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "absl/strings/str_split.h"
 #include "absl/strings/strip.h"
 #include "absl/time/time.h"
@@ -21,6 +23,12 @@
 
 namespace bmuf {
 namespace {
+
+// The shorter form if it reads back to the same number: 0.7, not 0.69999999999999996.
+std::string ShortestDouble(double value) {
+  std::string text = absl::StrFormat("%.15g", value);
+  return std::strtod(text.c_str(), nullptr) == value ? text : absl::StrFormat("%.17g", value);
+}
 
 using google::protobuf::Descriptor;
 using google::protobuf::EnumValueDescriptor;
@@ -232,7 +240,7 @@ void EmitValue(const Message& message, const FieldDescriptor* field, int index, 
       out << (repeated ? r->GetRepeatedUInt64(message, field, index) : r->GetUInt64(message, field));
       break;
     case FieldDescriptor::CPPTYPE_DOUBLE:
-      out << (repeated ? r->GetRepeatedDouble(message, field, index) : r->GetDouble(message, field));
+      out << ShortestDouble(repeated ? r->GetRepeatedDouble(message, field, index) : r->GetDouble(message, field));
       break;
     default:
       out << YAML::Null;
