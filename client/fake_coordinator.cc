@@ -459,7 +459,7 @@ void FakeServer::Start(FakeCoordinator* service) {
 
 void FakeServer::Stop() {
   if (server_ == nullptr) return;
-  server_->Shutdown(std::chrono::system_clock::now());
+  server_->Shutdown(gpr_inf_past(GPR_CLOCK_REALTIME));  // At once.
   server_->Wait();
   server_.reset();
 }

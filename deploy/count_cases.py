@@ -1,7 +1,6 @@
 """Counts test cases in Bazel's test.xml files: "P passed F failed S skipped".
 
-usage: count_cases.py TESTLOGS_FOLDER [SINCE]: only the tests whose result was looked at since SINCE (seconds) count.
-Cached results keep their old file, so a run counts what its log folder holds for the targets of that configuration.
+usage: count_cases.py TESTLOGS_FOLDER
 """
 
 import pathlib

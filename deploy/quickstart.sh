@@ -107,7 +107,7 @@ done < <("$ctl" --server "$server" watch fashion --every $every)
 
 if $killed; then
   echo "quickstart: what the coordinator said of $victim and w$workers:"
-  grep -E "worker=($victim|w$workers)( |\$)" "$dir/coordinator.log" | sed 's/^/  /' || true
+  grep -E "\[fashion [0-9]+ ($victim|w$workers)\]" "$dir/coordinator.log" | sed 's/^/  /' || true
 fi
 
 codes=0

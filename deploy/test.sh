@@ -9,6 +9,8 @@ quick=false
 
 deploy/install.sh
 
+# Named one by one: "//..." would follow the convenience links of another output base into copies of the tree.
+everything="//client/... //core/... //proto/... //server/... //tests/... //third_party/... //worker/..."
 failed_steps=()
 passed_cases=0 failed_cases=0
 start=$SECONDS
@@ -25,35 +27,29 @@ step() { # step NAME COMMAND...: runs it, prints its time, remembers a failure
   fi
 }
 
-# Adds up the test cases of one Bazel test run: gtest and pytest write one <testcase> each, a plain test counts as one.
-count() {
+# Adds up the test cases of one configuration: gtest and pytest write one <testcase> each, a plain test counts as one.
+count() { # count FLAGS...
   local line
-  line=$(/usr/bin/python3 deploy/count_cases.py "$(bazel info "$@" bazel-testlogs 2>/dev/null)" "$began_at")
+  line=$(/usr/bin/python3 deploy/count_cases.py "$(bazel info "$@" bazel-testlogs 2>/dev/null)")
   echo "    $line"
   read -r p _ f _ <<<"$line"
   passed_cases=$((passed_cases + p)) failed_cases=$((failed_cases + f))
 }
 
-bazel_test() { # bazel_test FLAGS...: also counts cases
-  local code=0
-  bazel test --noshow_progress --keep_going "$@" || code=$?
-  return $code
-}
-
-run_tests() { # run_tests NAME CONFIG TARGETS-AND-FLAGS...
-  local name=$1 config=$2
-  shift 2
-  began_at=$(date +%s)
-  step "$name" bazel_test $config "$@"
-  count $config
+run_tests() { # run_tests NAME FLAGS-AND-TARGETS...
+  local name=$1
+  shift
+  step "$name" bazel test --keep_going --build_tests_only "$@"
 }
 
 step "build" bazel build --config=opt //server:bmuf-coordinator //client/ctl:bmufctl //worker:bmuf-worker
-run_tests "unit tests" "--config=opt" --test_tag_filters=unit --build_tests_only -- //...
-run_tests "integration tests" "--config=opt" --test_tag_filters=integration --build_tests_only --local_test_jobs=2 -- //...
+run_tests "unit tests" --config=opt --test_tag_filters=unit -- $everything
+run_tests "integration tests" --config=opt --test_tag_filters=integration --local_test_jobs=2 -- $everything
+count --config=opt
 if ! $quick; then
-  run_tests "unit tests under ASan and UBSan" "--config=asan --config=ubsan" \
-    --test_tag_filters=unit,-torch,-local --build_tag_filters=unit,-torch,-local --build_tests_only -- //...
+  run_tests "unit tests under ASan and UBSan" --config=asan --config=ubsan \
+    --test_tag_filters=unit,-torch,-local --build_tag_filters=unit,-torch,-local -- $everything
+  count --config=asan --config=ubsan
   step "clang thread-safety analysis" bazel build --config=clang-thread-safety -- //core/... //server/... //client/... \
     -//core/kernels/... -//server:all
   step "format" deploy/check_format.sh

@@ -7,7 +7,6 @@
 #include <set>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/match.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "core/base/limits.h"
@@ -99,18 +98,13 @@ absl::StatusOr<v1::DaemonConfig> ResolveDaemonConfig(const ConfigSources& source
       return Wrong(field, std::string(name.message()));
     if (!names.insert(job.name()).second) return Wrong(field, absl::StrCat("job ", job.name(), " appears twice"));
     v1::JobConfig merged = config.job_defaults();
+    if (job.config().push_codecs_size() > 0) merged.clear_push_codecs();  // A list replaces, as everywhere.
     merged.MergeFrom(job.config());
     if (absl::Status rules = engine::ResolveConfig(merged).status(); !rules.ok()) {
       return Wrong(absl::StrCat(field, " (", job.name(), ")"), std::string(rules.message()));
     }
   }
   return config;
-}
-
-bool IsLoopback(const std::string& address) {
-  const std::string host = address.substr(0, address.rfind(':'));
-  return host == "localhost" || host == "[::1]" || host == "::1" || absl::StartsWith(host, "127.") ||
-         absl::StartsWith(address, "unix:");
 }
 
 uint64_t UsableMemoryBytes() {

@@ -30,9 +30,6 @@ absl::StatusOr<v1::DaemonConfig> ResolveDaemonConfig(const ConfigSources& source
 // Names of the environment variables that are read.
 std::vector<std::string> EnvironmentVariables();
 
-// Whether `address` ("host:port") can be reached from this machine alone.
-bool IsLoopback(const std::string& address);
-
 // Memory this process may use: the smaller of the machine's and its cgroup's.
 uint64_t UsableMemoryBytes();
 

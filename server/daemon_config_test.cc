@@ -52,15 +52,6 @@ TEST(DaemonConfigTest, ErrorsNameTheirSource) {
   EXPECT_NE(error(Resolve("memory_limit_bytes: 1KiB\n")).find("memory_limit_bytes"), std::string::npos);
 }
 
-TEST(DaemonConfigTest, KnowsWhoCanReachAnAddress) {
-  EXPECT_TRUE(IsLoopback("127.0.0.1:7070"));
-  EXPECT_TRUE(IsLoopback("localhost:0"));
-  EXPECT_TRUE(IsLoopback("[::1]:7070"));
-  EXPECT_FALSE(IsLoopback("0.0.0.0:7070"));
-  EXPECT_FALSE(IsLoopback("[::]:7070"));
-  EXPECT_FALSE(IsLoopback("10.0.0.1:7070"));
-}
-
 TEST(DaemonConfigTest, TheMachineHasMemory) { EXPECT_GT(UsableMemoryBytes(), uint64_t{64} << 20); }
 
 }  // namespace

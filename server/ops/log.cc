@@ -141,7 +141,9 @@ std::string Log::Format(const Line& line, absl::Time wall_now, bool json) {
   std::string text =
       absl::StrCat(absl::FormatTime("%H:%M:%E3S", wall_now, absl::LocalTimeZone()), " ",
                    Name(line.level)[0] == 'w' || Name(line.level)[0] == 'e' ? absl::StrCat(Name(line.level), " ") : "");
-  if (!line.job.empty()) absl::StrAppend(&text, "[", line.job, "] ");
+  if (!line.job.empty()) {
+    absl::StrAppend(&text, "[", line.job, " ", line.round, line.worker.empty() ? "" : " ", line.worker, "] ");
+  }
   return absl::StrCat(text, line.text);
 }
 

@@ -181,6 +181,7 @@ class Daemon:
         command += list(args)
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr, env=env)
         self.address = None
+        self.killed = False
         self._channel = None
         if wait:
             self.wait_ready()
@@ -267,6 +268,8 @@ class Daemon:
     def stop(self, timeout=30.0):
         """SIGTERM; the exit status must be 0."""
         self._close_channel()
+        if self.killed:
+            return
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -279,6 +282,8 @@ class Daemon:
         assert code == 0, "exit status %d after SIGTERM: %s" % (code, self.log()[-4000:])
 
     def kill(self):
+        """SIGKILL; a stop() afterwards asks for no exit status."""
+        self.killed = True
         self._close_channel()
         if self.process.poll() is None:
             self.process.kill()
