@@ -235,7 +235,7 @@ int Serve(const v1::DaemonConfig& config) {
     ops::Log::Line line;
     line.level = level;
     line.text = std::move(text);
-    log.Write(std::move(line));
+    log.Write(line);
   };
   const auto fail = [&](int code, const std::string& what) {
     say(ops::Log::Level::kError, what);

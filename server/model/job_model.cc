@@ -96,7 +96,7 @@ std::shared_ptr<const Version> JobModel::SetInitialModel(const Staging& staging)
   if (rounded_broadcast_) {
     broadcast = RoundedToBf16(model, kernels_, pool_);
   } else {
-    broadcast = std::move(model);  // v is 0: looking ahead changes nothing.
+    std::swap(broadcast, model);  // v is 0: looking ahead changes nothing, and an empty model is the broadcast.
   }
   auto version = std::make_shared<const Version>(ModelVersion(0), layout_, std::move(broadcast), std::move(model),
                                                  std::move(auxiliary), pool_);
@@ -166,7 +166,7 @@ absl::StatusOr<PreparedCommit> JobModel::Prepare(RoundId round, const v1::OuterO
                                 " gives a number beyond the pull codec's range; lower the block learning rate"));
     }
   } else if (!used.look_ahead) {
-    broadcast = std::move(model);
+    std::swap(broadcast, model);  // An empty model is the broadcast.
   }
   commit.version =
       std::make_shared<const Version>(CommittedVersionOf(round), layout_, std::move(broadcast), std::move(model),

@@ -149,7 +149,7 @@ std::string Log::Format(const Line& line, absl::Time wall_now, bool json) {
 
 void Log::Put(const Line& line) { writer_->Put(Format(line, clock_.WallNow(), options_.json)); }
 
-void Log::Write(Line line) {
+void Log::Write(const Line& line) {
   if (line.level < level_) return;
   if (line.reason.empty()) return Put(line);
   uint64_t left_out = 0;

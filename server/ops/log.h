@@ -53,7 +53,7 @@ class Log {
   // Waits up to a second for what is queued to be written; what the reader does not take by then is lost.
   ~Log();
 
-  void Write(Line line) ABSL_LOCKS_EXCLUDED(mu_);
+  void Write(const Line& line) ABSL_LOCKS_EXCLUDED(mu_);
   // Waits up to a second for what was written so far. False if nobody takes it.
   bool Flush();
   // Lines lost because nobody took them.

@@ -40,24 +40,24 @@ const char* CodeName(int code) {
 class Page {
  public:
   void Add(const std::string& name, const std::string& help, prometheus::MetricType type, double value,
-           Labels labels = {}) {
+           const Labels& labels = {}) {
     prometheus::MetricFamily& family = families_[name];
     family.name = name;
     family.help = help;
     family.type = type;
     prometheus::ClientMetric& metric = family.metric.emplace_back();
-    for (auto& [key, text] : labels) metric.label.push_back({key, text});
+    for (const auto& [key, text] : labels) metric.label.push_back({key, text});
     if (type == prometheus::MetricType::Counter) {
       metric.counter.value = value;
     } else {
       metric.gauge.value = value;
     }
   }
-  void Gauge(const std::string& name, const std::string& help, double value, Labels labels = {}) {
-    Add(name, help, prometheus::MetricType::Gauge, value, std::move(labels));
+  void Gauge(const std::string& name, const std::string& help, double value, const Labels& labels = {}) {
+    Add(name, help, prometheus::MetricType::Gauge, value, labels);
   }
-  void Counter(const std::string& name, const std::string& help, double value, Labels labels = {}) {
-    Add(name, help, prometheus::MetricType::Counter, value, std::move(labels));
+  void Counter(const std::string& name, const std::string& help, double value, const Labels& labels = {}) {
+    Add(name, help, prometheus::MetricType::Counter, value, labels);
   }
   std::vector<prometheus::MetricFamily> Take() {
     std::vector<prometheus::MetricFamily> all;

@@ -35,7 +35,7 @@ void Telemetry::OnAnnouncement(const coordinator::Announcement& announcement) {
   line.worker = announcement.worker;
   line.text = announcement.text;
   line.reason = announcement.reason;
-  log_.Write(std::move(line));
+  log_.Write(line);
 }
 
 void Telemetry::OnCommitted(const std::string& job, const v1::RoundRecord& record) {
@@ -46,14 +46,14 @@ void Telemetry::OnCommitted(const std::string& job, const v1::RoundRecord& recor
       absl::StrFormat("round %d committed: %d of %d contributed, %s, |mean| %.4g, commit took %.1f ms", record.round(),
                       record.contributions_size(), record.expected(), record.reason(), record.mean_norm(),
                       static_cast<double>(record.commit_time().seconds()) * 1e3 + record.commit_time().nanos() * 1e-6);
-  log_.Write(std::move(line));
+  log_.Write(line);
 }
 
 void Telemetry::OnFatal(const absl::Status& why) {
   ops::Log::Line line;
   line.level = ops::Log::Level::kError;
   line.text = absl::StrCat("state can no longer be kept, stopping: ", std::string(why.message()));
-  log_.Write(std::move(line));
+  log_.Write(line);
   on_fatal_(ReasonOf(why) == v1::REASON_EPOCH_CHANGED ? kExitLock : kExitIo);
 }
 
