@@ -190,8 +190,8 @@ absl::Status FakeCoordinator::Admit(const v1::PushHeader& header) {
   if (finished_) return Error(v1::REASON_JOB_FINISHED, "the job is finished");
   ASSIGN_OR_RETURN(const uint64_t encoded, EncodedBytes(header.codec(), layout_->bmuf_elements()));
   if (header.payload_bytes() != encoded + layout_->auxiliary_bytes()) return Error(v1::REASON_SIZE_MISMATCH, "size");
-  const auto stale = [&](const std::string& what) {
-    return Error(v1::REASON_STALE_ROUND, what).With("round", version_ + 1).With("version", version_);
+  const auto stale = [version = version_](const std::string& what) {
+    return Error(v1::REASON_STALE_ROUND, what).With("round", version + 1).With("version", version);
   };
   if (header.kind() == v1::PAYLOAD_KIND_INITIAL_MODEL) {
     if (has_model_) return stale("the job has its initial model");
