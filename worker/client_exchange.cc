@@ -152,7 +152,11 @@ Event ClientExchange::Push(uint64_t round, const ModelState& base, const ModelSt
     payload_round_ = round;
   }
   const auto news = link_->Push(v1::PAYLOAD_KIND_DELTA, round, base_digest_, codec_, payload_.span(), facts);
-  if (!news.ok()) return EventFrom(news.status());
+  if (!news.ok()) {
+    // The last round closed without this delta: no fault of anybody.
+    if (ReasonOf(news.status()) == v1::REASON_JOB_FINISHED) return Ended{true, std::string(news.status().message())};
+    return EventFrom(news.status());
+  }
   if (const auto* stale = std::get_if<client::Stale>(&*news)) {
     feedback_.Drop();
     return PushStale{stale->round};
