@@ -31,6 +31,8 @@ def rules(workers, rounds):
     return dict(
         outer=dict(variant="nesterov", block_learning_rate=0.7, block_momentum=0.5),
         barrier=dict(min_workers=1, expected_workers=workers, start_timeout="30s", collect_timeout="30s"),
+        # Where the fit is exact, deltas are rounding noise, and noise has outliers.
+        norm_guard=dict(action="off"),
         block_steps=40, max_rounds=rounds, lease="2s")
 
 

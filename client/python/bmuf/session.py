@@ -66,7 +66,8 @@ class Session:
         self._stub = rpc.CoordinatorServiceStub(self._channel)
         self._stop = threading.Event()
         self._heartbeats = None
-        self._joined = None     # JoinResponse in force; replaced as a whole.
+        self._joined = None     # JoinResponse in force; replaced as a whole, by the heartbeats too.
+        self._known_token = ""  # Of the session that the calling thread has reckoned with.
         self._started = None    # RoundStarted of the block in progress.
         self._base = None       # Flat vector of the broadcast the block started from.
         self._base_digest = 0
@@ -183,6 +184,7 @@ class Session:
                     raise Error("ABORTED", f"coordinator epoch went back from {self._highest_epoch} to {joined.session.epoch}")
                 self._highest_epoch = joined.session.epoch
                 self._joined = joined
+                self._known_token = joined.session.token
                 return
             except grpc.RpcError as error:
                 wait_s = self._retry_delay(error, attempt)
@@ -258,6 +260,8 @@ class Session:
     def _upload_initial(self):
         self._on_event("bringing the initial model")
         flat, auxiliary = self._tensors.read()
+        if self._base is not None:  # A coordinator that lost its model gets the last broadcast one back.
+            flat = self._base
         header = pb.PushHeader(kind=pb.PAYLOAD_KIND_INITIAL_MODEL, round=0, codec=types_pb2.CODEC_FP32)
         self._push(header, codecs.encode(types_pb2.CODEC_FP32, flat) + auxiliary)
 
@@ -266,6 +270,7 @@ class Session:
         while not self.done:
             event = self._watch(self.round, {"started", "committed", "ended"})
             if event is None:
+                self._settle()
                 continue
             if event.HasField("ended"):
                 self._end(event.ended)
@@ -294,7 +299,7 @@ class Session:
             try:
                 self._push(header, payload)
             except Error as error:
-                if error.reason in ("STALE_ROUND", "VERSION_AHEAD", "BASE_MISMATCH", "NO_MODEL"):
+                if error.reason in ("STALE_ROUND", "VERSION_AHEAD", "BASE_MISMATCH", "NO_MODEL", "OUT_OF_RANGE_DELTA"):
                     self._on_event(f"this block does not count: {error.message}")
                     self._attach()
                     self._settle()
@@ -321,22 +326,27 @@ class Session:
             self._optimizer.state.clear()
 
     def _watch(self, round_, wanted):
-        """The first wanted event of a round; None if the session had to be made anew on the way."""
-        before = self._joined.session.token
+        """The first wanted event of a round; None if the session was made anew meanwhile, by whatever thread.
+
+        A round of the old session may mean nothing to the new one: to go on waiting for it could last for ever.
+        """
+        before = self._known_token
 
         def call():
+            if self._joined.session.token != before:
+                return None
             stream = self._stub.WatchRound(pb.WatchRoundRequest(session=self._joined.session, round=round_))
             try:
                 for event in stream:
-                    kind = event.WhichOneof("event")
-                    if kind in wanted:
+                    if event.WhichOneof("event") in wanted:
                         return event
             finally:
                 stream.cancel()
             return None
 
         event = self._riding(call)
-        return event if self._joined.session.token == before or event is not None else None
+        self._known_token = self._joined.session.token
+        return event
 
     def _push(self, header, payload):
         digest = 0
